@@ -22,6 +22,7 @@ use takt_balance_xdp::look::Look;
 use takt_capture::socket::PromptSocket;
 use takt_lab::{Host, Lab, LabConfig};
 use takt_testing::{Directory, PATIENCE, until, until_true};
+use takt_wire::ethernet::MacAddress;
 
 const SERVICE: &str = "10.99.0.1:5004";
 /// Longer than any path of a busy machine differs from another.
@@ -76,6 +77,14 @@ impl Site {
         }
         let by = site.balancer().address().to_string();
         ip(site.client(), &["route", "add", "10.99.0.1", "via", &by]);
+        // The kernel lets new packets overtake those that waited for the answer to its question.
+        let mac = MacAddress(site.balancer().mac()).to_string();
+        ip(
+            site.client(),
+            &[
+                "neighbour", "replace", &by, "lladdr", &mac, "dev", "eth0", "nud", "permanent",
+            ],
+        );
         site
     }
 
