@@ -380,7 +380,7 @@ impl Balancer {
             // What cannot be reached any more keeps its last way, and gets nothing.
             if let Some(reach) = reach {
                 target.set(Some(reach), dead);
-            } else if target.is_there() && !target.is_dead() {
+            } else if target.gets_packets() {
                 target.mark(true);
             }
         }

@@ -129,7 +129,7 @@ impl Look {
     /// where load management has it again.
     ///
     /// # Errors
-    /// [`Error::Refused`].
+    /// [`Error::Refused`], also for a neighbour that is dead or cannot be reached.
     pub fn assign(&self, bundle: u32, target: Option<Target>) -> Result<(), Error> {
         assign(&self.maps, bundle, target)
     }
@@ -187,7 +187,7 @@ pub(crate) fn status(maps: &Maps) -> Result<Status, Error> {
         let target = &maps.targets[at_target as usize];
         NeighbourStatus {
             bundles: at[at_target as usize],
-            alive: target.is_there() && !target.is_dead(),
+            alive: target.gets_packets(),
         }
     });
     Ok(Status {
@@ -226,6 +226,11 @@ pub(crate) fn assign(maps: &Maps, bundle: u32, target: Option<Target>) -> Result
             count,
         }
         .into());
+    }
+    if let Some(Target::Neighbour(number)) = target
+        && !maps.targets[first as usize + usize::from(number)].gets_packets()
+    {
+        return Err(Refused::Dead(number).into());
     }
     let wish = match target {
         None => 0,

@@ -188,22 +188,11 @@ impl Target {
         self.0[0].store(u64::from_ne_bytes(bytes), Ordering::SeqCst);
     }
 
-    fn first(&self) -> [u32; 2] {
+    /// Whether it can be reached and was not told to be dead: the program sends packets there.
+    pub(crate) fn gets_packets(&self) -> bool {
         let bytes = self.0[0].load(Ordering::Relaxed).to_ne_bytes();
-        let half = |at: usize| {
-            u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-        };
-        [half(0), half(4)]
-    }
-
-    /// Whether it can be reached.
-    pub(crate) fn is_there(&self) -> bool {
-        self.first()[0] != 0
-    }
-
-    /// Whether it was told to be dead.
-    pub(crate) fn is_dead(&self) -> bool {
-        self.first()[1] != 0
+        let (there, dead) = bytes.split_at(4);
+        there != [0; 4] && dead == [0; 4]
     }
 
     /// The processor, or the interface.

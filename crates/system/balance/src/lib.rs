@@ -58,6 +58,11 @@ pub enum Refused {
         /// How many there are, from 0.
         count: usize,
     },
+    /// A neighbour that gets nothing at present.
+    #[error(
+        "neighbour {0} is dead or cannot be reached now: assign when `takt balance status` says that it lives"
+    )]
+    Dead(u16),
     /// Marks that mean nothing.
     #[error("marks {high} and {low}: the low one must be below the high one")]
     Marks {

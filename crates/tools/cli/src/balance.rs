@@ -210,7 +210,7 @@ struct Status {
 }
 
 const ASSIGN_HELP: &str = "\
-The bundle goes there with its next flowlet, in all receive queues, and stays until it is let go (auto) or what it went to dies.
+The bundle goes there with its next flowlet, in all receive queues, and stays until it is let go (auto) or what it went to dies. A neighbour that is dead is refused.
 Numbers are those of `takt balance status`, from 0 on. A map is written, nobody is asked: the next packet goes by it.
 
 Examples:

@@ -82,7 +82,15 @@ impl Site {
         ip(
             site.client(),
             &[
-                "neighbour", "replace", &by, "lladdr", &mac, "dev", "eth0", "nud", "permanent",
+                "neighbour",
+                "replace",
+                &by,
+                "lladdr",
+                &mac,
+                "dev",
+                "eth0",
+                "nud",
+                "permanent",
             ],
         );
         site
@@ -165,6 +173,14 @@ impl Site {
     fn look(&self) -> Look {
         let _inside = self.balancer().enter().expect("the host");
         Look::at("eth0").expect("balanced")
+    }
+
+    /// The same, when the only neighbour lives and the way there is known.
+    fn look_at_pair(&self) -> Look {
+        let look = self.look();
+        let lives = || look.status().expect("status").neighbours[0].alive;
+        until_true("the neighbour lives", lives);
+        look
     }
 }
 
@@ -342,7 +358,7 @@ fn bundles_are_moved_while_they_flow_and_no_flow_is_reordered() {
     let running = site.balance(&["--neighbour", &neighbour, "--no-beats"]);
     let traffic = Traffic::start(&site);
     traffic.until_all_reach(1);
-    let look = site.look();
+    let look = site.look_at_pair();
     let all = |target: Target| {
         for bundle in 0..64 {
             look.assign(bundle, Some(target)).expect("there");
@@ -398,7 +414,7 @@ fn flows_leave_a_neighbour_that_is_killed_and_go_back_to_none_that_is_dead() {
     );
     let beats = site.start(site.neighbour(), &["balance", "beat", &here, "--key", &key]);
     assert_eq!(running.line("alive")["neighbour"], 0);
-    let look = site.look();
+    let look = site.look_at_pair();
     for bundle in 0..64 {
         look.assign(bundle, Some(Target::Neighbour(0)))
             .expect("there");
@@ -406,6 +422,9 @@ fn flows_leave_a_neighbour_that_is_killed_and_go_back_to_none_that_is_dead() {
     traffic.until_all_reach(2);
     drop(beats);
     assert_eq!(running.line("dead")["neighbour"], 0);
+    let dead = look.assign(0, Some(Target::Neighbour(0)));
+    let dead = dead.expect_err("refused").to_string();
+    assert!(dead.contains("neighbour 0 is dead"), "{dead}");
     traffic.until_all_reach(1);
     let got = traffic.end();
     assert!(got.iter().any(|got| got.host == 2));
@@ -449,7 +468,7 @@ fn by_vxlan_a_neighbour_of_the_kernels_own_device_gets_the_flows() {
         .expect("set");
     drop(inside);
     let client = site.client_socket();
-    let look = site.look();
+    let look = site.look_at_pair();
     for bundle in 0..64 {
         look.assign(bundle, Some(Target::Neighbour(0)))
             .expect("there");
@@ -836,12 +855,12 @@ fn death() {
     arguments.extend(["--service", "udp:10.99.0.1:5004", "--neighbour", &neighbour]);
     let running = site.start(site.balancer(), &arguments);
     running.line("ready");
-    let look = site.look();
     let mut deaths = Vec::new();
     let mut lost = 0;
     for _ in 0..ROUNDS {
         let mut beats = site.start(site.neighbour(), &["balance", "beat", &here]);
         running.line("alive");
+        let look = site.look_at_pair();
         for bundle in 0..1024 {
             look.assign(bundle, Some(Target::Neighbour(0)))
                 .expect("there");
