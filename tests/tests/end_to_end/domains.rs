@@ -103,8 +103,11 @@ fn await_alone(node: &Node, name: &str, source: &Source, sinks: &[&Sink]) -> u64
         let before = named(node, name).direct_messages;
         put(source, 1, 8);
         sinks.iter().for_each(|sink| assert_eq!(take(sink), 1));
-        (named(node, name).direct_messages > before).then(|| by_lane(node, name))
-    })
+        (named(node, name).direct_messages > before).then_some(())
+    });
+    // What it was given before, it may not have taken yet.
+    until_true("the lane has all of it", || source.pending() == 0);
+    by_lane(node, name)
 }
 
 #[test]

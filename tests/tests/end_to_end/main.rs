@@ -1,6 +1,7 @@
 //! Whole nodes on hosts of their own: what an operator and the applications see of them.
 
 mod adversary;
+mod capture;
 mod crashes;
 mod credit;
 mod delays;

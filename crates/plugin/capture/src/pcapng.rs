@@ -36,6 +36,20 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// The kernel's, and for link types beyond 16 bits.
     pub fn packet(&mut self, meta: &Meta, bytes: &[u8]) -> io::Result<()> {
+        self.packet_with(meta, bytes, None, "")
+    }
+
+    /// Adds a packet that came (`true`) or went, with a comment unless that is empty.
+    ///
+    /// # Errors
+    /// As [`packet`](Self::packet).
+    pub fn packet_with(
+        &mut self,
+        meta: &Meta,
+        bytes: &[u8],
+        inbound: Option<bool>,
+        comment: &str,
+    ) -> io::Result<()> {
         let known = self
             .link_types
             .iter()
@@ -68,6 +82,17 @@ impl<W: Write> Writer<W> {
         }
         block.extend_from_slice(bytes);
         block.resize(block.len().next_multiple_of(4), 0);
+        if !comment.is_empty() {
+            option(&mut block, 1, comment.as_bytes());
+        }
+        if let Some(inbound) = inbound {
+            // epb_flags: 1 inbound, 2 outbound.
+            let flags = if inbound { 1_u32 } else { 2 };
+            option(&mut block, 2, &flags.to_le_bytes());
+        }
+        if !comment.is_empty() || inbound.is_some() {
+            option(&mut block, 0, &[]);
+        }
         write_block(&mut self.inner, 6, &block)
     }
 
@@ -83,6 +108,15 @@ impl<W: Write> Writer<W> {
     pub fn into_inner(self) -> W {
         self.inner
     }
+}
+
+/// Adds an option to a block; of one that is too long, what fits.
+fn option(block: &mut Vec<u8>, code: u16, value: &[u8]) {
+    let value = &value[..value.len().min(usize::from(u16::MAX))];
+    block.extend(code.to_le_bytes());
+    block.extend((value.len() as u16).to_le_bytes());
+    block.extend_from_slice(value);
+    block.resize(block.len().next_multiple_of(4), 0);
 }
 
 fn write_block(inner: &mut impl Write, kind: u32, body: &[u8]) -> io::Result<()> {

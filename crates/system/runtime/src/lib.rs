@@ -6,13 +6,14 @@
 //! | `lane` | the data path: polling threads that share nothing |
 //! | [`control`] | the control thread: sessions, listeners, peers, administration |
 //! | [`peering`] | which runtimes are there and what they want; pure |
-//! | [`status`], [`counters`], [`delays`] | what operators see |
+//! | [`status`], [`counters`], [`delays`], [`capture`] | what operators see |
 //!
 //! It knows datapaths by their contract only, and no application's data model. Nothing in it assumes
 //! whether it runs as a daemon or inside an application (architecture, section 1).
 
 #![forbid(unsafe_code)]
 
+pub mod capture;
 pub mod config;
 pub mod control;
 pub mod counters;

@@ -6,9 +6,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    balance, bench, clock, completions, daemon, datapaths, demo, doctor, key, lab, listener,
-    manual, monitor, network, peer, preload, publish, reload, reserve, schedule, session, simulate,
-    status, stream, subscribe, top, topic, veth,
+    balance, bench, capture, clock, completions, daemon, datapaths, demo, doctor, key, lab,
+    listener, manual, monitor, network, peer, preload, publish, reload, reserve, schedule, session,
+    simulate, status, stream, subscribe, top, topic, veth,
 };
 
 const HELP: &str = "\
@@ -68,6 +68,8 @@ pub enum Command {
     Network(network::Network),
     /// List and end sessions of applications
     Session(session::Session),
+    /// Show or write what tenants send and get past the kernel
+    Capture(capture::Capture),
     /// Write messages on a channel
     Pub(publish::Publish),
     /// Read the messages of a channel
@@ -129,6 +131,7 @@ impl Command {
             Self::Listener(listener) => listener.run(),
             Self::Network(network) => network.run(),
             Self::Session(session) => session.run(),
+            Self::Capture(capture) => capture.run(),
             Self::Pub(publish) => publish.run(),
             Self::Sub(subscribe) => subscribe.run(),
             Self::Topic(topic) => topic.run(),

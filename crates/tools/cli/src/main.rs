@@ -9,6 +9,7 @@ mod admin;
 mod application;
 mod balance;
 mod bench;
+mod capture;
 mod clock;
 mod command;
 mod completions;

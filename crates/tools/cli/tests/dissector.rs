@@ -7,8 +7,9 @@ mod support;
 use std::fs::File;
 use std::process::{Command, Stdio};
 
+use rustix::process::Signal;
 use serde_json::Value;
-use support::takt;
+use support::{Daemon, takt};
 use takt_balance_xdp::beat::{Beat, PORT as PORT_OF_BEATS};
 use takt_capture::Meta;
 use takt_capture::pcapng::Writer;
@@ -29,7 +30,13 @@ const PORT: u16 = 7401;
 fn dissect(path: &str) -> Vec<Value> {
     let output = Command::new("tshark")
         .args(["-X", &format!("lua_script:{SCRIPT}"), "-r", path])
-        .args(["-T", "json", "--no-duplicate-keys", "-J", "takt frame udp"])
+        .args([
+            "-T",
+            "json",
+            "--no-duplicate-keys",
+            "-J",
+            "takt frame udp pkt_comment",
+        ])
         .stderr(Stdio::piped())
         .output()
         .expect("tshark runs: scripts/setup.sh test installs it");
@@ -318,6 +325,64 @@ fn what_two_runtimes_send_each_other_is_shown_without_a_fault() {
     let text = "seen on the wire".bytes().map(|byte| format!("{byte:02x}"));
     let text: Vec<_> = text.collect();
     assert!(of("takt.payload").contains(&text.join(":")), "{ours:?}");
+}
+
+#[test]
+fn a_capture_of_the_admin_api_is_shown_with_tenants_and_directions() {
+    let nodes = [(); 2].map(|()| Daemon::start(""));
+    let address = |node: &Daemon| {
+        let status = node.takt(&["status", "--json"]).json();
+        let address = status["node"]["address"].as_str();
+        address.expect("an address").to_owned()
+    };
+    for (one, other) in [(0, 1), (1, 0)] {
+        let added = nodes[one].takt(&["peer", "add", &address(&nodes[other])]);
+        assert_eq!(added.code, Some(0), "{added:?}");
+    }
+    let sub = nodes[1].spawn(&["sub", "7", "--count", "3"]);
+    let path = nodes[0].directory.text("capture.pcapng");
+    let mut to_file = nodes[0].spawn(&["capture", "--write", &path, "--count", "3"]);
+    let mut lines = nodes[1].spawn(&["capture", "default", "--count", "3", "--json"]);
+    for capture in [&mut to_file, &mut lines] {
+        capture.line_with("capturing");
+    }
+    let sent = nodes[0].takt(&["pub", "7", "captured", "--count", "3", "--wait", "60s"]);
+    assert_eq!(sent.code, Some(0), "{sent:?}");
+    assert_eq!(sub.end().out, "captured\n".repeat(3));
+    let text = lines.end();
+    assert!(text.err.contains("3 captured, 0 left out"), "{text:?}");
+    for (number, line) in (0..).zip(text.out.lines()) {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        let expected = [("channel", 7), ("sequence", number), ("message_length", 8)];
+        for (field, value) in expected {
+            assert_eq!(line[field], value, "{line}");
+        }
+        assert_eq!(
+            (&line["received"], &line["identity"]),
+            (&true.into(), &"default".into())
+        );
+    }
+    let ended = to_file.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.err.contains("3 captured, 0 left out"), "{ended:?}");
+    let mut nothing = nodes[0].spawn(&["capture"]);
+    nothing.line_with("capturing");
+    nothing.signal(Signal::INT);
+    let ended = nothing.end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), ""));
+    assert!(ended.err.contains("0 captured"), "{ended:?}");
+    let packets = dissect(&path);
+    assert_eq!(packets.len(), 3);
+    let payload = "captured".bytes().map(|byte| format!("{byte:02x}"));
+    let payload: Vec<_> = payload.collect();
+    for layers in &packets {
+        assert!(!is_faulty(layers), "{layers}");
+        let of = |name: &str| values(layers, name);
+        assert_eq!(of("takt.channel"), ["7"]);
+        assert_eq!(of("takt.payload"), [payload.join(":")]);
+        assert_eq!(of("frame.packet_flags_direction").len(), 1, "{layers}");
+        assert!(layers.to_string().contains("default"), "{layers}");
+    }
 }
 
 /// A process that ends with its test.

@@ -12,7 +12,7 @@ use taktd::admin::proto;
 
 use takt::Qos;
 use takt_lab::{Host, Lab, LabConfig};
-use takt_testing::{Directory, repository, until};
+use takt_testing::{Directory, PATIENCE, repository, until};
 
 /// The peering port of every node.
 pub const PORT: u16 = 7400;
@@ -297,6 +297,22 @@ impl Admin {
         answer.into_inner().node.expect("a node")
     }
 
+    /// Begins a capture.
+    pub fn capture(mut self, identities: &[String], snap: u32) -> Result<Capturing, tonic::Status> {
+        let identities = identities.to_vec();
+        let request = proto::CaptureRequest { identities, snap };
+        let answers = self.runtime.block_on(self.client.capture(request))?;
+        let mut capturing = Capturing {
+            answers: answers.into_inner(),
+            admin: self,
+            packets: Vec::new(),
+            lost: 0,
+        };
+        // The first answer tells that it has begun.
+        capturing.take();
+        Ok(capturing)
+    }
+
     pub fn peers(&mut self) -> Vec<proto::Peer> {
         let asked = self.client.list_peers(proto::ListPeersRequest {});
         let answer = self.runtime.block_on(asked).expect("the peers");
@@ -429,5 +445,43 @@ impl Admin {
             .filter(|channel| channel.channel == number)
             .and_then(|channel| channel.counters)
             .expect("the channel is in use")
+    }
+}
+
+/// A capture that runs.
+pub struct Capturing {
+    admin: Admin,
+    answers: tonic::Streaming<proto::CaptureResponse>,
+    packets: Vec<proto::CapturedPacket>,
+    lost: u64,
+}
+
+impl Capturing {
+    fn take(&mut self) {
+        let next = async { tokio::time::timeout(PATIENCE, self.answers.message()).await };
+        let next = self.admin.runtime.block_on(next).expect("an answer");
+        let answer = next.expect("it goes on").expect("it goes on");
+        self.packets.extend(answer.packets);
+        self.lost = answer.lost;
+    }
+
+    /// What it has when this is true.
+    pub fn until(
+        &mut self,
+        done: impl Fn(&[proto::CapturedPacket]) -> bool,
+    ) -> Vec<proto::CapturedPacket> {
+        while !done(&self.packets) {
+            self.take();
+        }
+        assert_eq!(self.lost, 0);
+        std::mem::take(&mut self.packets)
+    }
+
+    /// How many copies there are and were left out, together, when this is true of the two.
+    pub fn until_count(&mut self, done: impl Fn(u64, u64) -> bool) -> u64 {
+        while !done(self.packets.len() as u64, self.lost) {
+            self.take();
+        }
+        self.packets.len() as u64 + self.lost
     }
 }

@@ -1,5 +1,6 @@
 //! A running runtime, and what operators may ask of it.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use takt_session::{ErrorCode, Failure};
 use super::admission::Check;
 use super::listener::ListenError;
 use super::{Control, Job};
+use crate::capture::{Capture, CaptureError};
 use crate::config::{KeyMissing, ListenerConfig};
 use crate::lane::LaneHandle;
 use crate::peering::keys::PeerConfig;
@@ -374,6 +376,43 @@ impl RuntimeHandle {
                 return Ok(answer);
             }
         }
+    }
+
+    /// Begins a capture of what the tenants with these identities send to other nodes and get from them, past the kernel; of all
+    /// tenants, if none is named. Of each datagram or frame, `snap` bytes are kept.
+    ///
+    /// # Errors
+    /// [`Stopped`]; inside, why there is none.
+    pub fn capture(
+        &self,
+        identities: Vec<String>,
+        snap: usize,
+    ) -> Result<Result<Capture, CaptureError>, Stopped> {
+        let runtime = self.clone();
+        self.change(move |c| {
+            let (number, sources) = c.begin_capture(&identities, snap)?;
+            Ok(Capture {
+                number,
+                sources,
+                identities: c.identities(),
+                runtime,
+            })
+        })
+    }
+
+    /// Ends a capture, some time soon.
+    pub(crate) fn end_capture(&self, number: u64) {
+        // A runtime that has stopped captures nothing.
+        let _ = (self.jobs).send(Box::new(move |control| control.end_capture(number)));
+        self.wake();
+    }
+
+    /// The identity of each tenant, by its number.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub(crate) fn identities(&self) -> Result<HashMap<u32, String>, Stopped> {
+        self.ask(|c| c.identities())
     }
 
     /// Leaves cleanly: takes no more applications, sends what they have emitted, tells them and the

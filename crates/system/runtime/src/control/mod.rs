@@ -6,6 +6,7 @@
 
 mod account;
 pub mod admission;
+mod captures;
 mod credentials;
 mod direct;
 mod drain;
@@ -187,6 +188,7 @@ pub struct Control {
     arrivals: Vec<direct::Arrival>,
     next_tick: Duration,
     next_follow: Duration,
+    captures: captures::Captures,
     drain: Option<Drain>,
     /// A drain has given up messages: peers are told nothing any more that would let them believe that they have all.
     incomplete: bool,
@@ -360,6 +362,7 @@ impl Control {
                         .or_default()
                         .push((lane, counters));
                 }
+                Event::TapEnded(tap) => drop(tap),
                 Event::ChannelClosed { lane, channel } => {
                     if let Some(lanes) = self.channels.get_mut(&channel) {
                         lanes.retain(|(known, _)| *known != lane);

@@ -14,6 +14,7 @@ use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath::{Datapath, OpenError, PortRequest};
 
 use super::account::Memory;
+use super::captures::Captures;
 use super::faults::Faults;
 use super::host::Host;
 use super::interests::{Interests, Sources};
@@ -363,6 +364,7 @@ fn start(
         label,
         next_tick: Duration::ZERO,
         next_follow: Duration::ZERO,
+        captures: Captures::default(),
         drain: None,
         incomplete: false,
         stop: stop.clone(),

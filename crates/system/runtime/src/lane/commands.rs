@@ -181,6 +181,12 @@ impl Lane {
                     departures.change(change);
                 }
             }
+            Command::Tap(tap) => self.state.taps.add(tap),
+            Command::EndTap(capture) => {
+                if let Some(tap) = self.state.taps.remove(capture) {
+                    self.events.send(Event::TapEnded(tap));
+                }
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use super::departure::{Departures, Destination, End, Handed, Leaving, Piece};
 use super::reliable::Next;
 use super::remote::{Appended, Cut, Outgoing, Remote};
 use super::session::{InProgress, LaneSession, Meta, Target};
+use super::tap::Passed;
 use super::tenants::{Given, Waits};
 use super::{LanePort, State, fair};
 use crate::policing::Flow;
@@ -641,6 +642,23 @@ impl State {
                     ports[port].open.push(destination);
                 }
                 ports[port].dirty = true;
+                if self.taps.any() && !ports[port].trusted {
+                    let end = match appended {
+                        Appended::Done => cut.count(),
+                        Appended::Until { fragment, .. } => fragment,
+                        Appended::Held { .. } | Appended::Unreachable => fragment,
+                    };
+                    let to = remote.addresses.first().copied();
+                    let left = Passed::out(session.tenant_id, now_ns, to);
+                    (self.taps).fragments(
+                        &left,
+                        self.incarnation,
+                        &message,
+                        payload,
+                        &cut,
+                        fragment..end,
+                    );
+                }
                 appended
             };
             let next = match appended {
@@ -844,10 +862,44 @@ impl State {
         }
         self.counters.tx_datagrams.add(1);
         let (from, to) = (TaiTime::from_nanos(from), TaiTime::from_nanos(to));
+        if self.taps.any() && !lane_port.trusted {
+            self.tap(piece, to, tell);
+        }
         if tell {
             self.departed(piece, Ok(to));
         }
         Handed::Over { from, to }
+    }
+
+    /// Copies a frame that has left for captures. `held`: it is still in its application's memory.
+    #[cold]
+    fn tap(&self, piece: &Piece, at: TaiTime, held: bool) {
+        let Some(session) = self.tenants.sessions.get(piece.session) else {
+            return;
+        };
+        let left = |to| Passed::out(session.tenant_id, at.as_nanos(), to);
+        if !held {
+            return self.taps.lose(&left(None));
+        }
+        let payload = session.emitted(piece.descriptor.chunk, piece.descriptor.length);
+        match &piece.destination {
+            Destination::Remote {
+                remote,
+                message,
+                cut,
+                fragment,
+            } => {
+                let remote = self.remotes.get(*remote);
+                let left = left(remote.and_then(|remote| remote.addresses.first().copied()));
+                let fragments = *fragment..fragment + 1;
+                (self.taps).fragments(&left, self.incarnation, message, payload, cut, fragments);
+            }
+            Destination::Network { network, exit } => {
+                let network = self.networks.get(*network);
+                let left = left(network.and_then(|network| network.tunnel(*exit)));
+                self.taps.frame(&left, class_of(&piece.descriptor), payload);
+            }
+        }
     }
 
     /// Commits the datagram of one frame: whether the port keeps its start.

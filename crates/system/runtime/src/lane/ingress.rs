@@ -8,6 +8,7 @@ use takt_wire::channel::{DatagramHeader, Kind, Record};
 use super::guard::Refused;
 use super::reassembly::{self, Fragment, Key, Target};
 use super::session::Meta;
+use super::tap::Passed;
 use super::track::{Listening, SourceKey, Verdict};
 use super::{State, fair};
 use crate::peering::message::SourceProgress;
@@ -166,6 +167,9 @@ impl State {
         let Some(at) = self.channel(h.channel) else {
             return self.counters.rx_no_sink.add(1);
         };
+        if self.taps.any() && h.is_message() {
+            self.tap_received(remote, at, header, record);
+        }
         match h.kind {
             Kind::Message | Kind::Acknowledge => {}
             Kind::Reliable { .. } => return self.take_reliable(remote, at, header, record),
@@ -238,6 +242,31 @@ impl State {
         let behind = self.behind + self.received_cost;
         self.received_cost +=
             (self.tenants).deliver_bytes(channel, at, &meta, record.payload, behind);
+    }
+
+    /// Copies what a record has for captures of the tenants that listen to it.
+    #[cold]
+    fn tap_received(
+        &mut self,
+        remote: usize,
+        channel: usize,
+        header: &DatagramHeader,
+        record: &Record<'_>,
+    ) {
+        let now_ns = self.round.now_ns();
+        let (Some(remote), Some(channel)) = (self.remotes.get(remote), self.channels.get(channel))
+        else {
+            return;
+        };
+        let from = remote.addresses.first().copied();
+        let tenants = channel.groups.iter();
+        let tenants = tenants.filter_map(|group| self.tenants.id_of(group.tenant));
+        let came = Passed::here(tenants, now_ns, from);
+        let of = (header.sender, header.send_time_ns);
+        self.taps.record(&came, of, &record.header, |space| {
+            space.copy_from_slice(record.payload);
+            Some(())
+        });
     }
 
     #[cold]

@@ -16,6 +16,7 @@ use super::guard::LaneKeys;
 use super::network::{self, NetworkTable, Owner};
 use super::remote::{Carrier, Standing};
 use super::session::LaneSession;
+use super::tap::Tap;
 use crate::counters::{ChannelCounters, Counter};
 use crate::peering::message::SourceProgress;
 use crate::policing::Policer;
@@ -131,6 +132,10 @@ pub enum Command {
         destination: std::net::IpAddr,
         routed: Option<network::Routed>,
     },
+    /// What passes is copied for a capture from now on.
+    Tap(Box<Tap>),
+    /// No more is copied for the capture with this number.
+    EndTap(u64),
 }
 
 /// Where a lane elsewhere is for a port, with the way there as far as it was asked for.
@@ -182,6 +187,8 @@ pub enum Event {
     },
     /// A channel went out of use.
     ChannelClosed { lane: usize, channel: u64 },
+    /// Answer to `EndTap`: its memory is let go of elsewhere.
+    TapEnded(Box<Tap>),
 }
 
 /// How to reach a lane.

@@ -32,6 +32,7 @@ mod round;
 pub mod session;
 mod shares;
 mod tables;
+pub mod tap;
 mod tenants;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -22,6 +22,7 @@ use super::egress::{NotBuilt, Sent, Step, class_of};
 use super::forward::{self, Hop};
 use super::remote::{datagram_overhead, usable_port};
 use super::session::{InProgress, LaneSession};
+use super::tap::Passed;
 use super::{LanePort, State, fair};
 use crate::config::Carrier;
 use crate::counters::NetworkCounters;
@@ -321,6 +322,14 @@ impl Network {
         exit.map_or_else(Vec::new, |exit| exit.via)
     }
 
+    /// The tunnel endpoint that an exit is, if it is one.
+    pub fn tunnel(&self, exit: usize) -> Option<IpAddr> {
+        match self.exits.get(exit)?.as_ref()?.place {
+            Place::Tunnel(address) => Some(address),
+            Place::Link(_) => None,
+        }
+    }
+
     /// Whether an exit is reached by this handle of a port.
     pub fn uses(&self, port: usize, handle: PeerHandle) -> bool {
         let mut exits = self.exits.iter().flatten();
@@ -563,6 +572,11 @@ impl State {
                     match put {
                         Ok(()) => {
                             self.counters.tx_datagrams.add(1);
+                            if self.taps.any() {
+                                let tunnel = network.tunnel(to);
+                                let left = Passed::out(session.tenant_id, now_ns, tunnel);
+                                self.taps.frame(&left, class_of(&descriptor), frame);
+                            }
                             Ok(())
                         }
                         Err(Put::Blocked) => {

@@ -78,6 +78,21 @@ impl Outgoing {
             },
         }
     }
+
+    /// The header of the record of a fragment of so long a message.
+    #[inline]
+    pub fn record(&self, length: u32, cut: &Cut, fragment: u32) -> RecordHeader {
+        RecordHeader {
+            channel: self.channel,
+            source: self.source,
+            sequence: self.sequence,
+            message_length: length,
+            fragment_index: fragment as _,
+            fragment_stride: cut.stride,
+            class: self.class,
+            kind: self.kind(fragment),
+        }
+    }
 }
 
 /// How a message is cut into fragments: once, with the first of them, whatever the route's MTU is later.
@@ -335,16 +350,7 @@ impl Remote {
         index: u32,
     ) -> Result<(), ReserveError> {
         let peer = self.via[at].ok_or(ReserveError::UnknownPeer)?;
-        let record = RecordHeader {
-            channel: message.channel,
-            source: message.source,
-            sequence: message.sequence,
-            message_length: payload.len() as u32,
-            fragment_index: index as _,
-            fragment_stride: cut.stride,
-            class: message.class,
-            kind: message.kind(index),
-        };
+        let record = message.record(payload.len() as u32, cut, index);
         let range = cut.part(index);
         let part = payload
             .sub(range.start, range.len())

@@ -16,6 +16,7 @@ use super::reassembly::Reassembly;
 use super::reliable::Reliable;
 use super::remote::Remote;
 use super::round::RoundTime;
+use super::tap::Taps;
 use super::tenants::Tenants;
 use super::track::Tracks;
 use crate::config::Limits;
@@ -68,6 +69,7 @@ pub(super) struct State {
     /// Where the control thread's commands are announced.
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) arrivals: Arrivals,
+    pub(super) taps: Taps,
 }
 
 impl State {
@@ -113,6 +115,7 @@ impl State {
             counters,
             mailbox,
             arrivals: Arrivals::default(),
+            taps: Taps::default(),
         }
     }
 }

@@ -227,6 +227,11 @@ impl Tenants {
         self.sessions.get_mut(at)?.sources.get_mut(source)?.as_mut()
     }
 
+    /// The listener, or what is in place of one, of a tenant.
+    pub fn id_of(&self, tenant: usize) -> Option<u32> {
+        Some(self.list.get(tenant)?.id)
+    }
+
     /// How many numbers tenants have.
     pub fn numbers(&self) -> usize {
         self.list.iter().next_back().map_or(0, |(last, _)| last + 1)

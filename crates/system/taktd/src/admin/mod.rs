@@ -3,6 +3,7 @@
 //! [`server`] answers, [`client`] asks, [`convert`](self) turns the runtime's snapshots into messages. Every call
 //! is answered from a snapshot that the runtime's control thread takes; lanes never notice.
 
+mod capture;
 pub mod client;
 mod clock;
 mod convert;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use takt_runtime::RuntimeHandle;
+use takt_runtime::capture::CaptureError;
 use takt_runtime::control::{ScheduleError, Stopped};
 use takt_runtime::peering::keys::PeerConfig;
 use tokio::sync::{mpsc, watch};
@@ -14,19 +15,19 @@ use tonic::{Request, Response, Status};
 
 use super::proto::admin_server::{Admin, AdminServer};
 use super::proto::{
-    AddPeerRequest, AddPeerResponse, EndSessionRequest, EndSessionResponse, GetClockRequest,
-    GetClockResponse, GetStatusRequest, GetStatusResponse, InstallScheduleRequest,
-    InstallScheduleResponse, ListChannelsRequest, ListChannelsResponse, ListDatapathsRequest,
-    ListDatapathsResponse, ListListenersRequest, ListListenersResponse, ListNetworksRequest,
-    ListNetworksResponse, ListPeersRequest, ListPeersResponse, ListSchedulesRequest,
-    ListSchedulesResponse, ListSessionsRequest, ListSessionsResponse, ReloadRequest,
-    ReloadResponse, RemoveListenerRequest, RemoveListenerResponse, RemovePeerRequest,
-    RemovePeerResponse, RemoveScheduleRequest, RemoveScheduleResponse, RemoveStationRequest,
-    RemoveStationResponse, SetListenerRequest, SetListenerResponse, SetStationRequest,
-    SetStationResponse, WatchRequest, WatchResponse,
+    AddPeerRequest, AddPeerResponse, CaptureRequest, CaptureResponse, EndSessionRequest,
+    EndSessionResponse, GetClockRequest, GetClockResponse, GetStatusRequest, GetStatusResponse,
+    InstallScheduleRequest, InstallScheduleResponse, ListChannelsRequest, ListChannelsResponse,
+    ListDatapathsRequest, ListDatapathsResponse, ListListenersRequest, ListListenersResponse,
+    ListNetworksRequest, ListNetworksResponse, ListPeersRequest, ListPeersResponse,
+    ListSchedulesRequest, ListSchedulesResponse, ListSessionsRequest, ListSessionsResponse,
+    ReloadRequest, ReloadResponse, RemoveListenerRequest, RemoveListenerResponse,
+    RemovePeerRequest, RemovePeerResponse, RemoveScheduleRequest, RemoveScheduleResponse,
+    RemoveStationRequest, RemoveStationResponse, SetListenerRequest, SetListenerResponse,
+    SetStationRequest, SetStationResponse, WatchRequest, WatchResponse,
 };
 use super::socket::{self, SocketError};
-use super::{listener, network, schedule, watch as pictures};
+use super::{capture, listener, network, schedule, watch as pictures};
 use crate::config::value::PeerAddress;
 use crate::kept;
 use crate::node::{Node, ReloadError, SetListenerError};
@@ -451,6 +452,35 @@ impl Admin for Service {
             self.stop.clone(),
             sender,
         ));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    type CaptureStream = ReceiverStream<Result<CaptureResponse, Status>>;
+
+    async fn capture(
+        &self,
+        request: Request<CaptureRequest>,
+    ) -> Result<Response<Self::CaptureStream>, Status> {
+        let CaptureRequest { identities, snap } = request.into_inner();
+        let snap = match snap {
+            0 => capture::MOST_SNAP,
+            snap if snap <= capture::MOST_SNAP => snap,
+            snap => {
+                return Err(Status::invalid_argument(format!(
+                    "snap = {snap}: write 1 to {}, or 0 for all",
+                    capture::MOST_SNAP
+                )));
+            }
+        };
+        let begun = self
+            .ask(move |handle| handle.capture(identities, snap as usize))
+            .await?
+            .map_err(|error| match error {
+                CaptureError::Unknown(_) => Status::invalid_argument(error.to_string()),
+                CaptureError::TooMany => Status::resource_exhausted(error.to_string()),
+            })?;
+        let (sender, receiver) = mpsc::channel(1);
+        tokio::spawn(capture::send(begun, self.stop.clone(), sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }

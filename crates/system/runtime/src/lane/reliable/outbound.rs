@@ -12,6 +12,7 @@ use super::super::departure::{DEVICE_LEAD_NS, Destination, HORIZON, Piece};
 use super::super::egress::{PER_TENANT, class_of, schedule};
 use super::super::remote::{Appended, Carrier, Cut, Outgoing};
 use super::super::session::{Batch, InProgress};
+use super::super::tap::Passed;
 use super::super::{Lane, LanePort, State, fair};
 use super::{
     ANNOUNCEMENT_LEN, Announcement, End, LATEST, PATIENCE_UNIT_NS, Reliable, control, note_open,
@@ -887,6 +888,12 @@ impl State {
                 Appended::Unreachable => return true,
                 Appended::Until { blocked: true, .. } => return false,
                 Appended::Done | Appended::Until { .. } | Appended::Held { .. } => {}
+            }
+            if self.taps.any() && !ports[at].trusted {
+                let to = peer.addresses.first().copied();
+                let left = Passed::out(session.tenant_id, now_ns, to);
+                let (cut, one) = (&message.cut, fragment..fragment + 1);
+                (self.taps).fragments(&left, self.incarnation, &message.message, payload, cut, one);
             }
         }
         source.repairs_after_ns = 0;
