@@ -42,9 +42,12 @@ fn record(packet: &CapturedPacket) -> (DatagramHeader, Record<'_>) {
     (header, record.expect("consistent"))
 }
 
+/// A message whose parts are put together: its bytes, how many each part has, and when the last of them passed.
+type Parts = (Vec<u8>, BTreeMap<u32, usize>, i64);
+
 /// The messages of a channel that copies are of, by number, each with when its last part passed. Repetitions count once.
 fn messages(packets: &[CapturedPacket], channel: ChannelId) -> BTreeMap<u64, (usize, i64)> {
-    let mut parts: BTreeMap<(u32, u32), (Vec<u8>, BTreeMap<u32, usize>, i64)> = BTreeMap::new();
+    let mut parts: BTreeMap<(u32, u32), Parts> = BTreeMap::new();
     for packet in packets {
         let (_, record) = record(packet);
         let h = record.header;

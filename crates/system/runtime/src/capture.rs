@@ -159,7 +159,7 @@ pub(crate) fn ends(
     tenants: Box<[u32]>,
     snap: usize,
     longest: usize,
-) -> (Box<Tap>, Source) {
+) -> (Tap, Source) {
     let (producer, consumer) = RingBuffer::new(RING);
     let lost = Arc::<Counter>::default();
     let tap = Tap {
@@ -174,7 +174,7 @@ pub(crate) fn ends(
         ring: consumer,
         lost,
     };
-    (Box::new(tap), source)
+    (tap, source)
 }
 
 impl Source {

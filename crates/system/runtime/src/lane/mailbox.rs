@@ -133,7 +133,7 @@ pub enum Command {
         routed: Option<network::Routed>,
     },
     /// What passes is copied for a capture from now on.
-    Tap(Box<Tap>),
+    Tap(Tap),
     /// No more is copied for the capture with this number.
     EndTap(u64),
 }
@@ -188,7 +188,7 @@ pub enum Event {
     /// A channel went out of use.
     ChannelClosed { lane: usize, channel: u64 },
     /// Answer to `EndTap`: its memory is let go of elsewhere.
-    TapEnded(Box<Tap>),
+    TapEnded(Tap),
 }
 
 /// How to reach a lane.

@@ -16,7 +16,7 @@ use crate::capture::{Direction, Head, MOST_CAPTURES, What};
 pub(super) struct Taps {
     /// There is one: all that the usual way looks at.
     any: bool,
-    list: RefCell<Vec<Box<Tap>>>,
+    list: RefCell<Vec<Tap>>,
 }
 
 impl Default for Taps {
@@ -79,13 +79,13 @@ impl Taps {
     }
 
     /// Copies for this one, too, from now on. There are at most [`MOST_CAPTURES`].
-    pub(super) fn add(&mut self, tap: Box<Tap>) {
+    pub(super) fn add(&mut self, tap: Tap) {
         self.list.get_mut().push(tap);
         self.any = true;
     }
 
     /// The one of a capture, if it is here.
-    pub(super) fn remove(&mut self, capture: u64) -> Option<Box<Tap>> {
+    pub(super) fn remove(&mut self, capture: u64) -> Option<Tap> {
         let list = self.list.get_mut();
         let at = list.iter().position(|tap| tap.capture == capture)?;
         let tap = list.swap_remove(at);
@@ -150,8 +150,8 @@ impl Taps {
     #[cold]
     pub(super) fn lose<T: Iterator<Item = u32> + Clone>(&self, passed: &Passed<T>) {
         let taps = self.list.borrow();
-        let wanted = |tap: &&Box<Tap>| tap.wants(passed.tenants.clone()).is_some();
-        taps.iter().filter(wanted).for_each(|tap| tap.lose());
+        let wanted = |tap: &&Tap| tap.wants(passed.tenants.clone()).is_some();
+        taps.iter().filter(wanted).for_each(Tap::lose);
     }
 
     fn each<T: Iterator<Item = u32> + Clone>(
