@@ -10,6 +10,7 @@ use takt_wire::channel::{DatagramHeader, Record};
 use taktd::admin::proto::CapturedPacket;
 use tonic::Code;
 
+use crate::gates::tai_offset;
 use crate::support::overlay::{
     PORTS, emit, flow, frame, frames, lab, sections, station, udp_socket,
 };
@@ -34,12 +35,12 @@ fn tenant(node: &Node, name: &str) -> Session {
 }
 
 /// What a copy of a message holds.
-fn record(packet: &CapturedPacket) -> (DatagramHeader, Record<'_>) {
+fn record(packet: &CapturedPacket) -> Record<'_> {
     assert_eq!(packet.length as usize, packet.packet.len(), "all of it");
     let (header, body) = DatagramHeader::parse(&packet.packet).expect("a datagram");
     assert_eq!((header.records, body.tag), (1, &[][..]));
     let record = header.records(body.records).next().expect("a record");
-    (header, record.expect("consistent"))
+    record.expect("consistent")
 }
 
 /// A message whose parts are put together: its bytes, how many each part has, and when the last of them passed.
@@ -49,7 +50,7 @@ type Parts = (Vec<u8>, BTreeMap<u32, usize>, i64);
 fn messages(packets: &[CapturedPacket], channel: ChannelId) -> BTreeMap<u64, (usize, i64)> {
     let mut parts: BTreeMap<(u32, u32), Parts> = BTreeMap::new();
     for packet in packets {
-        let (_, record) = record(packet);
+        let record = record(packet);
         let h = record.header;
         if !h.is_message() || h.channel != channel.0 {
             continue;
@@ -107,9 +108,9 @@ fn what_a_tenant_sends_and_gets_is_captured_at_both_nodes_and_nothing_of_others(
                 put(&stranger, 1000 + number, 64);
                 for sink in [&sink, &reliable_sink] {
                     // What the stranger sends comes as well.
-                    until("the message comes", || {
+                    until_true("the message comes", || {
                         let message = sink.consume(Wait::For(PATIENCE)).expect("a message");
-                        (number_of(&message) == number).then_some(())
+                        number_of(&message) == number
                     });
                 }
                 (number, length, launch)
@@ -212,14 +213,6 @@ fn frames_are_captured_as_the_tenant_gave_them_when_they_leave() {
             }
         }
     }
-}
-
-/// TAI less what the kernel stamps with, nanoseconds: whole seconds.
-fn tai_offset() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let wall = since.map_or(0, |since| since.as_nanos() as i64);
-    let second = 1_000_000_000;
-    (SystemTai.now().as_nanos() - wall + second / 2).div_euclid(second) * second
 }
 
 #[test]

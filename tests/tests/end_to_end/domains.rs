@@ -99,11 +99,11 @@ fn by_lane(node: &Node, name: &str) -> u64 {
 
 /// Waits until the lane has told a source that nobody but these sinks listens: how many messages it has had until then.
 fn await_alone(node: &Node, name: &str, source: &Source, sinks: &[&Sink]) -> u64 {
-    until("nobody but members listens", || {
+    until_true("nobody but members listens", || {
         let before = named(node, name).direct_messages;
         put(source, 1, 8);
         sinks.iter().for_each(|sink| assert_eq!(take(sink), 1));
-        (named(node, name).direct_messages > before).then_some(())
+        named(node, name).direct_messages > before
     });
     // What it was given before, it may not have taken yet.
     until_true("the lane has all of it", || source.pending() == 0);

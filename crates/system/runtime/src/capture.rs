@@ -53,9 +53,9 @@ pub enum What {
     Frame,
 }
 
-/// A copy.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Captured {
+/// What a copy is of, whose, and when it passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
     /// When it was handed to its datapath, or taken from it; without a launch time or gates: when the round began that did so. TAI,
     /// nanoseconds.
     pub at_ns: i64,
@@ -69,21 +69,17 @@ pub struct Captured {
     pub class: TrafficClass,
     /// The other node's address, where it is known: of a frame the tunnel endpoint's.
     pub peer: Option<IpAddr>,
+}
+
+/// A copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Captured {
+    /// What it is of.
+    pub head: Head,
     /// Bytes of the whole.
     pub length: u32,
     /// The first of them.
     pub bytes: Vec<u8>,
-}
-
-/// What precedes the bytes of a copy.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Head {
-    pub(crate) at_ns: i64,
-    pub(crate) tenant: u32,
-    pub(crate) direction: Direction,
-    pub(crate) what: What,
-    pub(crate) class: TrafficClass,
-    pub(crate) peer: Option<IpAddr>,
 }
 
 /// A lane's end of a capture.
@@ -188,7 +184,7 @@ impl Source {
         let mut bytes = vec![0; word(16) as usize];
         self.ring.pop_entire_slice(&mut bytes).ok()?;
         let address = head.last_chunk().copied().map(Ipv6Addr::from);
-        Some(Captured {
+        let head = Head {
             at_ns: i64::from_le_bytes(*head.first_chunk()?),
             tenant: word(8),
             direction: match head[20] {
@@ -205,7 +201,11 @@ impl Source {
                 (6, v6) => Some(v6.into()),
                 _ => None,
             },
-            length: word(12),
+        };
+        let length = word(12);
+        Some(Captured {
+            head,
+            length,
             bytes,
         })
     }
@@ -233,7 +233,7 @@ impl Capture {
                 taken.push(copy);
             }
         }
-        taken.sort_by_key(|copy| copy.at_ns);
+        taken.sort_by_key(|copy| copy.head.at_ns);
         taken
     }
 

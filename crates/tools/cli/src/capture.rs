@@ -1,5 +1,6 @@
 //! `takt capture`.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::net::IpAddr;
@@ -170,10 +171,9 @@ impl Output {
                 Ok(())
             }
             Self::File(writer) => {
-                let exported = exported(packet);
                 let (link_type, bytes) = match packet.frame {
-                    true => (ETHERNET, &packet.packet[..]),
-                    false => (EXPORTED_PDU, &exported[..]),
+                    true => (ETHERNET, Cow::from(&packet.packet)),
+                    false => (EXPORTED_PDU, Cow::from(exported(packet))),
                 };
                 let cut = packet.length.saturating_sub(packet.packet.len() as u32);
                 let meta = Meta {
@@ -183,7 +183,7 @@ impl Output {
                 };
                 let comment = &packet.identity;
                 let inbound = Some(packet.received);
-                (writer.packet_with(&meta, bytes, inbound, comment)).map_err(written)
+                (writer.packet_with(&meta, &bytes, inbound, comment)).map_err(written)
             }
         }
     }

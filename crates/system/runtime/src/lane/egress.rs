@@ -648,7 +648,7 @@ impl State {
                         Appended::Until { fragment, .. } => fragment,
                         Appended::Held { .. } | Appended::Unreachable => fragment,
                     };
-                    let to = remote.addresses.first().copied();
+                    let to = remote.address();
                     let left = Passed::out(session.tenant_id, now_ns, to);
                     (self.taps).fragments(
                         &left,
@@ -890,7 +890,7 @@ impl State {
                 fragment,
             } => {
                 let remote = self.remotes.get(*remote);
-                let left = left(remote.and_then(|remote| remote.addresses.first().copied()));
+                let left = left(remote.and_then(Remote::address));
                 let fragments = *fragment..fragment + 1;
                 (self.taps).fragments(&left, self.incarnation, message, payload, cut, fragments);
             }

@@ -258,7 +258,7 @@ impl State {
         else {
             return;
         };
-        let from = remote.addresses.first().copied();
+        let from = remote.address();
         let tenants = channel.groups.iter();
         let tenants = tenants.filter_map(|group| self.tenants.id_of(group.tenant));
         let came = Passed::here(tenants, now_ns, from);

@@ -246,12 +246,14 @@ impl Remote {
         Some(takes.unwrap_or(usual))
     }
 
+    /// Its first address.
+    pub fn address(&self) -> Option<IpAddr> {
+        self.addresses.first().copied()
+    }
+
     /// Octets of a frame to it that are not message, at most: headers from Ethernet to the record's.
     pub fn overhead(&self) -> usize {
-        datagram_overhead(self.addresses.first().copied())
-            + HEADER_LEN
-            + FRAGMENT_HEADER_LEN
-            + self.tag_len()
+        datagram_overhead(self.address()) + HEADER_LEN + FRAGMENT_HEADER_LEN + self.tag_len()
     }
 
     #[inline]

@@ -8,7 +8,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tonic::Status;
 
 use super::proto::{CaptureResponse, CapturedPacket};
-use super::server::unavailable;
+use super::watch::goes_on;
 
 /// Most bytes of a copy, and what 0 stands for.
 pub const MOST_SNAP: u32 = 1 << 16;
@@ -18,14 +18,15 @@ const EVERY: Duration = Duration::from_millis(20);
 const MOST: usize = 1 << 20;
 
 fn packet(capture: &mut Capture, copy: Captured) -> CapturedPacket {
+    let head = copy.head;
     CapturedPacket {
-        tai_ns: copy.at_ns,
-        identity: capture.identity(copy.tenant).to_owned(),
-        received: copy.direction == Direction::In,
-        class: copy.class.number().into(),
-        peer: copy.peer.map_or_else(String::new, |peer| peer.to_string()),
+        tai_ns: head.at_ns,
+        identity: capture.identity(head.tenant).to_owned(),
+        received: head.direction == Direction::In,
+        class: head.class.number().into(),
+        peer: head.peer.map_or_else(String::new, |peer| peer.to_string()),
         length: copy.length,
-        frame: copy.what == What::Frame,
+        frame: head.what == What::Frame,
         packet: copy.bytes,
     }
 }
@@ -51,16 +52,7 @@ pub async fn send(
     let mut ticks = interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut told = None;
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = answers.closed() => return,
-            _ = stop.wait_for(|stop| *stop) => {
-                // Whoever does not take the farewell has gone already.
-                let _ = answers.try_send(Err(unavailable()));
-                return;
-            }
-        }
+    while goes_on(&mut ticks, &mut stop, &answers).await {
         // It may have to ask the control thread for an identity.
         let taken = tokio::task::spawn_blocking(move || {
             let answer = answer(&mut capture);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use takt_runtime::control::Stopped;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Interval, MissedTickBehavior, interval};
 use tonic::Status;
 
 use super::proto::WatchResponse;
@@ -24,6 +24,23 @@ fn picture(node: &Node) -> Result<WatchResponse, Stopped> {
     })
 }
 
+/// Waits for the next tick. False: nobody takes answers any more, or the node stops, which they are told.
+pub async fn goes_on<T>(
+    ticks: &mut Interval,
+    stop: &mut watch::Receiver<bool>,
+    answers: &mpsc::Sender<Result<T, Status>>,
+) -> bool {
+    tokio::select! {
+        _ = ticks.tick() => true,
+        () = answers.closed() => false,
+        _ = stop.wait_for(|stop| *stop) => {
+            // Whoever does not take the farewell has gone already.
+            let _ = answers.try_send(Err(unavailable()));
+            false
+        }
+    }
+}
+
 /// Sends pictures until nobody takes them.
 pub async fn send(
     node: Arc<Node>,
@@ -34,16 +51,7 @@ pub async fn send(
     let mut ticks = interval(period);
     // Who reads slowly gets fewer pictures, not a queue of old ones.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = pictures.closed() => return,
-            _ = stop.wait_for(|stop| *stop) => {
-                // Whoever does not take the farewell has gone already.
-                let _ = pictures.try_send(Err(unavailable()));
-                return;
-            }
-        }
+    while goes_on(&mut ticks, &mut stop, &pictures).await {
         let node = node.clone();
         let next = match tokio::task::spawn_blocking(move || picture(&node)).await {
             Ok(Ok(picture)) => Ok(picture),

@@ -890,7 +890,7 @@ impl State {
                 Appended::Done | Appended::Until { .. } | Appended::Held { .. } => {}
             }
             if self.taps.any() && !ports[at].trusted {
-                let to = peer.addresses.first().copied();
+                let to = peer.address();
                 let left = Passed::out(session.tenant_id, now_ns, to);
                 let (cut, one) = (&message.cut, fragment..fragment + 1);
                 (self.taps).fragments(&left, self.incarnation, &message.message, payload, cut, one);
