@@ -128,14 +128,18 @@ func table(out io.Writer, pods []report.Pod) error {
 		return err
 	}
 	to := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(to, "NAMESPACE\tPOD\tNODE\tNETWORK\tPROGRAMS\tVETH\tAROUND\tRESERVED\tGATE TIME\tSTATE")
+	fmt.Fprintln(to, "NAMESPACE\tPOD\tNODE\tNETWORK\tPROGRAMS\tVETH\tLAUNCHED\tAROUND\tRESERVED\tGATE TIME\tSTATE")
 	for _, pod := range pods {
 		var networks, veths, around, reserved, gates []string
 		var programs uint32
+		var launches report.Launches
 		passed := map[string]uint64{}
 		for _, attached := range pod.Attached {
 			networks = append(networks, attached.Network+" ("+attached.Interface+")")
 			programs += attached.Programs
+			launches.Left += attached.Launches.Left
+			launches.Late += attached.Launches.Late
+			launches.Missed += attached.Launches.Missed
 			if attached.Veth != nil {
 				veths = append(veths, vethState(attached.Veth))
 			}
@@ -161,8 +165,8 @@ func table(out io.Writer, pods []report.Pod) error {
 		if len(pod.Attached) > 0 {
 			attached = fmt.Sprint(programs)
 		}
-		fmt.Fprintf(to, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", pod.Namespace, pod.Pod, or(pod.Node), or(strings.Join(networks, ", ")), attached,
-			or(strings.Join(veths, ", ")), or(strings.Join(around, ", ")), or(strings.Join(reserved, ", ")), or(strings.Join(gates, ", ")), or(pod.Problem, "ok"))
+		fmt.Fprintf(to, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", pod.Namespace, pod.Pod, or(pod.Node), or(strings.Join(networks, ", ")), attached,
+			or(strings.Join(veths, ", ")), launched(launches), or(strings.Join(around, ", ")), or(strings.Join(reserved, ", ")), or(strings.Join(gates, ", ")), or(pod.Problem, "ok"))
 	}
 	return to.Flush()
 }
@@ -177,6 +181,24 @@ func vethState(veth *report.Veth) string {
 		state += ", required"
 	}
 	return state
+}
+
+// launched says how many messages with a launch time have left, and what has become of the others.
+func launched(launches report.Launches) string {
+	var notes []string
+	if launches.Late > 0 {
+		notes = append(notes, fmt.Sprintf("%d late", launches.Late))
+	}
+	if launches.Missed > 0 {
+		notes = append(notes, fmt.Sprintf("%d missed", launches.Missed))
+	}
+	switch {
+	case launches == report.Launches{}:
+		return "-"
+	case len(notes) == 0:
+		return fmt.Sprint(launches.Left)
+	}
+	return fmt.Sprintf("%d (%s)", launches.Left, strings.Join(notes, ", "))
 }
 
 // or is the first text that is not empty, or a dash.

@@ -47,7 +47,7 @@ func api(t *testing.T, programs uint32) (kubeconfig string) {
 		case "/api/v1/namespaces/kube-system/pods/http:takt-node-x:9464/proxy/pods":
 			answer(w, report.Node{
 				Node: "one",
-				Networks: &report.Networks{Attached: []report.Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: programs, Veth: veths[programs], Around: map[string]uint64{"no-route": 3},
+				Networks: &report.Networks{Attached: []report.Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: programs, Veth: veths[programs], Launches: launches[programs], Around: map[string]uint64{"no-route": 3},
 					GateTime: []report.GateTime{{Claim: "time", Request: "gate", Class: 5, Frames: 2, Frame: 1514, Period: "1ms"}}}}},
 				Reserved: []report.Reserved{{Namespace: "default", Pod: "talker", Container: "main", Runtime: "4ms", Period: "10ms"}},
 			})
@@ -69,6 +69,12 @@ func api(t *testing.T, programs uint32) (kubeconfig string) {
 // veths are what the agent says of the pod's veth, by how many programs it has.
 var veths = map[uint32]*report.Veth{2: {Device: "veth1", Taking: true, Required: true}}
 
+// launches are what the agent says of the pod's launch times, and how they are shown.
+var (
+	launches = map[uint32]report.Launches{2: {Left: 90, Late: 2, Missed: 7}, 1: {Left: 5}}
+	shown    = map[uint32][]string{2: {"90", "(2", "late,", "7", "missed)"}, 1: {"5"}, 0: {"-"}}
+)
+
 func TestPodsAreShownAsATableAndAsJSON(t *testing.T) {
 	for programs, code := range map[uint32]int{2: 0, 1: 0, 0: 3} {
 		kubeconfig := api(t, programs)
@@ -81,7 +87,8 @@ func TestPodsAreShownAsATableAndAsJSON(t *testing.T) {
 		if programs == 0 {
 			state = "no program of it has attached: is it dynamically linked, and does it ask for launch times (SO_TXTIME)?"
 		}
-		want := []string{"default", "talker", "one", "pods", "(eth0)", string('0' + rune(programs)), "-", "3", "no-route", "main", "4ms/10ms", "class", "5", "2x1514B/1ms"}
+		want := []string{"default", "talker", "one", "pods", "(eth0)", string('0' + rune(programs)), "-", "launches", "3", "no-route", "main", "4ms/10ms", "class", "5", "2x1514B/1ms"}
+		want = slices.Replace(want, 7, 8, shown[programs]...)
 		if veths[programs] != nil {
 			want = slices.Replace(want, 6, 7, "taking,", "required")
 		}

@@ -1795,9 +1795,16 @@ type SessionCounters struct {
 	// Times that its rate limit held a message back.
 	Throttled uint64 `protobuf:"varint,7,opt,name=throttled,proto3" json:"throttled,omitempty"`
 	// Messages that it had emitted when it ended, and that were given up.
-	Abandoned     uint64 `protobuf:"varint,8,opt,name=abandoned,proto3" json:"abandoned,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Abandoned uint64 `protobuf:"varint,8,opt,name=abandoned,proto3" json:"abandoned,omitempty"`
+	// Messages with a launch time that have left.
+	Launched uint64 `protobuf:"varint,9,opt,name=launched,proto3" json:"launched,omitempty"`
+	// Those of them that left later than their launch time and the tolerance.
+	LaunchedLate uint64 `protobuf:"varint,10,opt,name=launched_late,json=launchedLate,proto3" json:"launched_late,omitempty"`
+	// Messages with a launch time that did not leave for all that they were for: late, outside the schedule, refused or
+	// without a path.
+	LaunchesMissed uint64 `protobuf:"varint,11,opt,name=launches_missed,json=launchesMissed,proto3" json:"launches_missed,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SessionCounters) Reset() {
@@ -1882,6 +1889,27 @@ func (x *SessionCounters) GetThrottled() uint64 {
 func (x *SessionCounters) GetAbandoned() uint64 {
 	if x != nil {
 		return x.Abandoned
+	}
+	return 0
+}
+
+func (x *SessionCounters) GetLaunched() uint64 {
+	if x != nil {
+		return x.Launched
+	}
+	return 0
+}
+
+func (x *SessionCounters) GetLaunchedLate() uint64 {
+	if x != nil {
+		return x.LaunchedLate
+	}
+	return 0
+}
+
+func (x *SessionCounters) GetLaunchesMissed() uint64 {
+	if x != nil {
+		return x.LaunchesMissed
 	}
 	return 0
 }
@@ -3058,7 +3086,9 @@ type ListenerStatus struct {
 	// What has become of the frames of each declared stream.
 	Streams []*DeclaredStreamCounters `protobuf:"bytes,8,rep,name=streams,proto3" json:"streams,omitempty"`
 	// Frames refused because they are of no declared stream.
-	Undeclared    uint64 `protobuf:"varint,9,opt,name=undeclared,proto3" json:"undeclared,omitempty"`
+	Undeclared uint64 `protobuf:"varint,9,opt,name=undeclared,proto3" json:"undeclared,omitempty"`
+	// What the sessions of its identity, ended ones included, have done.
+	Counters      *SessionCounters `protobuf:"bytes,10,opt,name=counters,proto3" json:"counters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3154,6 +3184,13 @@ func (x *ListenerStatus) GetUndeclared() uint64 {
 		return x.Undeclared
 	}
 	return 0
+}
+
+func (x *ListenerStatus) GetCounters() *SessionCounters {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
 }
 
 // The frames of a declared stream.
@@ -6361,6 +6398,227 @@ func (x *WatchResponse) GetPeers() []*Peer {
 	return nil
 }
 
+type CaptureRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only of the tenants with these identities; none: of all.
+	Identities []string `protobuf:"bytes,1,rep,name=identities,proto3" json:"identities,omitempty"`
+	// Bytes that are kept of each datagram or frame, at most 65536; 0: all.
+	Snap          uint32 `protobuf:"varint,2,opt,name=snap,proto3" json:"snap,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CaptureRequest) Reset() {
+	*x = CaptureRequest{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CaptureRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CaptureRequest) ProtoMessage() {}
+
+func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CaptureRequest.ProtoReflect.Descriptor instead.
+func (*CaptureRequest) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *CaptureRequest) GetIdentities() []string {
+	if x != nil {
+		return x.Identities
+	}
+	return nil
+}
+
+func (x *CaptureRequest) GetSnap() uint32 {
+	if x != nil {
+		return x.Snap
+	}
+	return 0
+}
+
+// What was copied since the last answer; the first one comes when all lanes copy, and may be empty.
+type CaptureResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the order of time, but for lanes that were late.
+	Packets []*CapturedPacket `protobuf:"bytes,1,rep,name=packets,proto3" json:"packets,omitempty"`
+	// Copies that found no room since the capture began, because the caller was slower than the traffic, or could not be made.
+	Lost          uint64 `protobuf:"varint,2,opt,name=lost,proto3" json:"lost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CaptureResponse) Reset() {
+	*x = CaptureResponse{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CaptureResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CaptureResponse) ProtoMessage() {}
+
+func (x *CaptureResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CaptureResponse.ProtoReflect.Descriptor instead.
+func (*CaptureResponse) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *CaptureResponse) GetPackets() []*CapturedPacket {
+	if x != nil {
+		return x.Packets
+	}
+	return nil
+}
+
+func (x *CaptureResponse) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+// Something that a tenant has sent or got.
+type CapturedPacket struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When it was handed to its datapath or taken from it, TAI. Without a launch time or gates: when the lane's round began that
+	// did so.
+	TaiNs int64 `protobuf:"zigzag64,1,opt,name=tai_ns,json=taiNs,proto3" json:"tai_ns,omitempty"`
+	// Whose it is. Of several tenants that get the same: one of them.
+	Identity string `protobuf:"bytes,2,opt,name=identity,proto3" json:"identity,omitempty"`
+	// Whether it came from another node; false: it was sent to one.
+	Received bool `protobuf:"varint,3,opt,name=received,proto3" json:"received,omitempty"`
+	// The class in which it was sent, 0 to 7.
+	Class uint32 `protobuf:"varint,4,opt,name=class,proto3" json:"class,omitempty"`
+	// The other node's address; of a frame the tunnel endpoint's. Empty: there is none.
+	Peer string `protobuf:"bytes,5,opt,name=peer,proto3" json:"peer,omitempty"`
+	// Bytes of the whole.
+	Length uint32 `protobuf:"varint,6,opt,name=length,proto3" json:"length,omitempty"`
+	// Whether it is an Ethernet frame of a network as the tenant gave it, without frame check sequence: before it is wrapped or
+	// routed. False: a channel datagram (docs/reference/wire-format.md) with one record, without protection; on the wire it may share
+	// its datagram, and is protected as the node has it.
+	Frame bool `protobuf:"varint,7,opt,name=frame,proto3" json:"frame,omitempty"`
+	// The first of its bytes, or all.
+	Packet        []byte `protobuf:"bytes,8,opt,name=packet,proto3" json:"packet,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CapturedPacket) Reset() {
+	*x = CapturedPacket{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CapturedPacket) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CapturedPacket) ProtoMessage() {}
+
+func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CapturedPacket.ProtoReflect.Descriptor instead.
+func (*CapturedPacket) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *CapturedPacket) GetTaiNs() int64 {
+	if x != nil {
+		return x.TaiNs
+	}
+	return 0
+}
+
+func (x *CapturedPacket) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
+func (x *CapturedPacket) GetReceived() bool {
+	if x != nil {
+		return x.Received
+	}
+	return false
+}
+
+func (x *CapturedPacket) GetClass() uint32 {
+	if x != nil {
+		return x.Class
+	}
+	return 0
+}
+
+func (x *CapturedPacket) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *CapturedPacket) GetLength() uint32 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+func (x *CapturedPacket) GetFrame() bool {
+	if x != nil {
+		return x.Frame
+	}
+	return false
+}
+
+func (x *CapturedPacket) GetPacket() []byte {
+	if x != nil {
+		return x.Packet
+	}
+	return nil
+}
+
 var File_takt_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_takt_admin_v1_admin_proto_rawDesc = "" +
@@ -6493,7 +6751,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x0easked_datapath\x18\n" +
 	" \x01(\tR\raskedDatapath\x12\x12\n" +
 	"\x04rule\x18\v \x01(\tR\x04ruleB\x10\n" +
-	"\x0e_traffic_class\"\x88\x02\n" +
+	"\x0e_traffic_class\"\xf2\x02\n" +
 	"\x0fSessionCounters\x12\x18\n" +
 	"\aemitted\x18\x01 \x01(\x04R\aemitted\x12#\n" +
 	"\remitted_bytes\x18\x02 \x01(\x04R\femittedBytes\x12\x1c\n" +
@@ -6502,7 +6760,11 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x0edropped_memory\x18\x05 \x01(\x04R\rdroppedMemory\x12\x12\n" +
 	"\x04lost\x18\x06 \x01(\x04R\x04lost\x12\x1c\n" +
 	"\tthrottled\x18\a \x01(\x04R\tthrottled\x12\x1c\n" +
-	"\tabandoned\x18\b \x01(\x04R\tabandoned\"E\n" +
+	"\tabandoned\x18\b \x01(\x04R\tabandoned\x12\x1a\n" +
+	"\blaunched\x18\t \x01(\x04R\blaunched\x12#\n" +
+	"\rlaunched_late\x18\n" +
+	" \x01(\x04R\flaunchedLate\x12'\n" +
+	"\x0flaunches_missed\x18\v \x01(\x04R\x0elaunchesMissed\"E\n" +
 	"\x11EndSessionRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x04R\asession\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"*\n" +
@@ -6582,7 +6844,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\bfailures\x18\t \x01(\x04R\bfailures\"\x16\n" +
 	"\x14ListListenersRequest\"T\n" +
 	"\x15ListListenersResponse\x12;\n" +
-	"\tlisteners\x18\x01 \x03(\v2\x1d.takt.admin.v1.ListenerStatusR\tlisteners\"\xf4\x02\n" +
+	"\tlisteners\x18\x01 \x03(\v2\x1d.takt.admin.v1.ListenerStatusR\tlisteners\"\xb0\x03\n" +
 	"\x0eListenerStatus\x123\n" +
 	"\blistener\x18\x01 \x01(\v2\x17.takt.admin.v1.ListenerR\blistener\x12\x1a\n" +
 	"\bsessions\x18\x02 \x01(\rR\bsessions\x12\x18\n" +
@@ -6594,7 +6856,9 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\astreams\x18\b \x03(\v2%.takt.admin.v1.DeclaredStreamCountersR\astreams\x12\x1e\n" +
 	"\n" +
 	"undeclared\x18\t \x01(\x04R\n" +
-	"undeclared\"\xb5\x01\n" +
+	"undeclared\x12:\n" +
+	"\bcounters\x18\n" +
+	" \x01(\v2\x1e.takt.admin.v1.SessionCountersR\bcounters\"\xb5\x01\n" +
 	"\x16DeclaredStreamCounters\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06passed\x18\x02 \x01(\x04R\x06passed\x12%\n" +
@@ -6845,7 +7109,24 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x04node\x18\x02 \x01(\v2\x13.takt.admin.v1.NodeR\x04node\x122\n" +
 	"\bsessions\x18\x03 \x03(\v2\x16.takt.admin.v1.SessionR\bsessions\x122\n" +
 	"\bchannels\x18\x04 \x03(\v2\x16.takt.admin.v1.ChannelR\bchannels\x12)\n" +
-	"\x05peers\x18\x05 \x03(\v2\x13.takt.admin.v1.PeerR\x05peers*o\n" +
+	"\x05peers\x18\x05 \x03(\v2\x13.takt.admin.v1.PeerR\x05peers\"D\n" +
+	"\x0eCaptureRequest\x12\x1e\n" +
+	"\n" +
+	"identities\x18\x01 \x03(\tR\n" +
+	"identities\x12\x12\n" +
+	"\x04snap\x18\x02 \x01(\rR\x04snap\"^\n" +
+	"\x0fCaptureResponse\x127\n" +
+	"\apackets\x18\x01 \x03(\v2\x1d.takt.admin.v1.CapturedPacketR\apackets\x12\x12\n" +
+	"\x04lost\x18\x02 \x01(\x04R\x04lost\"\xcf\x01\n" +
+	"\x0eCapturedPacket\x12\x15\n" +
+	"\x06tai_ns\x18\x01 \x01(\x12R\x05taiNs\x12\x1a\n" +
+	"\bidentity\x18\x02 \x01(\tR\bidentity\x12\x1a\n" +
+	"\breceived\x18\x03 \x01(\bR\breceived\x12\x14\n" +
+	"\x05class\x18\x04 \x01(\rR\x05class\x12\x12\n" +
+	"\x04peer\x18\x05 \x01(\tR\x04peer\x12\x16\n" +
+	"\x06length\x18\x06 \x01(\rR\x06length\x12\x14\n" +
+	"\x05frame\x18\a \x01(\bR\x05frame\x12\x16\n" +
+	"\x06packet\x18\b \x01(\fR\x06packet*o\n" +
 	"\n" +
 	"Protection\x12\x1a\n" +
 	"\x16PROTECTION_UNSPECIFIED\x10\x00\x12\x13\n" +
@@ -6876,7 +7157,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x17CLOCK_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18CLOCK_STATE_SYNCHRONISED\x10\x01\x12\x18\n" +
 	"\x14CLOCK_STATE_HOLDOVER\x10\x02\x12\x1c\n" +
-	"\x18CLOCK_STATE_FREE_RUNNING\x10\x032\xb5\r\n" +
+	"\x18CLOCK_STATE_FREE_RUNNING\x10\x032\x81\x0e\n" +
 	"\x05Admin\x12N\n" +
 	"\tGetStatus\x12\x1f.takt.admin.v1.GetStatusRequest\x1a .takt.admin.v1.GetStatusResponse\x12W\n" +
 	"\fListSessions\x12\".takt.admin.v1.ListSessionsRequest\x1a#.takt.admin.v1.ListSessionsResponse\x12Q\n" +
@@ -6900,7 +7181,8 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x0eRemoveSchedule\x12$.takt.admin.v1.RemoveScheduleRequest\x1a%.takt.admin.v1.RemoveScheduleResponse\x12K\n" +
 	"\bGetClock\x12\x1e.takt.admin.v1.GetClockRequest\x1a\x1f.takt.admin.v1.GetClockResponse\x12E\n" +
 	"\x06Reload\x12\x1c.takt.admin.v1.ReloadRequest\x1a\x1d.takt.admin.v1.ReloadResponse\x12D\n" +
-	"\x05Watch\x12\x1b.takt.admin.v1.WatchRequest\x1a\x1c.takt.admin.v1.WatchResponse0\x01B>Z<github.com/takt-dev/takt/kubernetes/internal/adminv1;adminv1b\x06proto3"
+	"\x05Watch\x12\x1b.takt.admin.v1.WatchRequest\x1a\x1c.takt.admin.v1.WatchResponse0\x01\x12J\n" +
+	"\aCapture\x12\x1d.takt.admin.v1.CaptureRequest\x1a\x1e.takt.admin.v1.CaptureResponse0\x01B>Z<github.com/takt-dev/takt/kubernetes/internal/adminv1;adminv1b\x06proto3"
 
 var (
 	file_takt_admin_v1_admin_proto_rawDescOnce sync.Once
@@ -6915,7 +7197,7 @@ func file_takt_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_takt_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
+var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
 var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(Protection)(0),                 // 0: takt.admin.v1.Protection
 	(Acceleration)(0),               // 1: takt.admin.v1.Acceleration
@@ -7002,6 +7284,9 @@ var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(*ReloadResponse)(nil),          // 82: takt.admin.v1.ReloadResponse
 	(*WatchRequest)(nil),            // 83: takt.admin.v1.WatchRequest
 	(*WatchResponse)(nil),           // 84: takt.admin.v1.WatchResponse
+	(*CaptureRequest)(nil),          // 85: takt.admin.v1.CaptureRequest
+	(*CaptureResponse)(nil),         // 86: takt.admin.v1.CaptureResponse
+	(*CapturedPacket)(nil),          // 87: takt.admin.v1.CapturedPacket
 }
 var file_takt_admin_v1_admin_proto_depIdxs = []int32{
 	8,  // 0: takt.admin.v1.GetStatusResponse.node:type_name -> takt.admin.v1.Node
@@ -7030,81 +7315,85 @@ var file_takt_admin_v1_admin_proto_depIdxs = []int32{
 	42, // 23: takt.admin.v1.ListenerStatus.listener:type_name -> takt.admin.v1.Listener
 	17, // 24: takt.admin.v1.ListenerStatus.unserved:type_name -> takt.admin.v1.Unserved
 	41, // 25: takt.admin.v1.ListenerStatus.streams:type_name -> takt.admin.v1.DeclaredStreamCounters
-	45, // 26: takt.admin.v1.Listener.write:type_name -> takt.admin.v1.ChannelRange
-	45, // 27: takt.admin.v1.Listener.read:type_name -> takt.admin.v1.ChannelRange
-	44, // 28: takt.admin.v1.Listener.endpoint:type_name -> takt.admin.v1.Endpoint
-	43, // 29: takt.admin.v1.Listener.streams:type_name -> takt.admin.v1.DeclaredStream
-	42, // 30: takt.admin.v1.SetListenerRequest.listener:type_name -> takt.admin.v1.Listener
-	42, // 31: takt.admin.v1.KeptListeners.listeners:type_name -> takt.admin.v1.Listener
-	51, // 32: takt.admin.v1.ListNetworksResponse.networks:type_name -> takt.admin.v1.Network
-	53, // 33: takt.admin.v1.Network.stations:type_name -> takt.admin.v1.Station
-	54, // 34: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
-	52, // 35: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
-	53, // 36: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
-	63, // 37: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
-	64, // 38: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
-	64, // 39: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
-	67, // 40: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
-	66, // 41: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
-	65, // 42: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
-	64, // 43: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
-	68, // 44: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
-	75, // 45: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
-	5,  // 46: takt.admin.v1.Clock.state:type_name -> takt.admin.v1.ClockState
-	76, // 47: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
-	77, // 48: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
-	78, // 49: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
-	79, // 50: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
-	80, // 51: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
-	8,  // 52: takt.admin.v1.WatchResponse.node:type_name -> takt.admin.v1.Node
-	18, // 53: takt.admin.v1.WatchResponse.sessions:type_name -> takt.admin.v1.Session
-	26, // 54: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
-	30, // 55: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
-	6,  // 56: takt.admin.v1.Admin.GetStatus:input_type -> takt.admin.v1.GetStatusRequest
-	15, // 57: takt.admin.v1.Admin.ListSessions:input_type -> takt.admin.v1.ListSessionsRequest
-	22, // 58: takt.admin.v1.Admin.EndSession:input_type -> takt.admin.v1.EndSessionRequest
-	24, // 59: takt.admin.v1.Admin.ListChannels:input_type -> takt.admin.v1.ListChannelsRequest
-	28, // 60: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
-	31, // 61: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
-	33, // 62: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
-	35, // 63: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
-	38, // 64: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
-	46, // 65: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
-	59, // 66: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
-	49, // 67: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
-	55, // 68: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
-	57, // 69: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
-	61, // 70: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
-	68, // 71: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
-	71, // 72: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
-	73, // 73: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
-	81, // 74: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
-	83, // 75: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
-	7,  // 76: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
-	16, // 77: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
-	23, // 78: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
-	25, // 79: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
-	29, // 80: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
-	32, // 81: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
-	34, // 82: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
-	36, // 83: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
-	39, // 84: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
-	48, // 85: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
-	60, // 86: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
-	50, // 87: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
-	56, // 88: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
-	58, // 89: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
-	62, // 90: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
-	70, // 91: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
-	72, // 92: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
-	74, // 93: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
-	82, // 94: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
-	84, // 95: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
-	76, // [76:96] is the sub-list for method output_type
-	56, // [56:76] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	21, // 26: takt.admin.v1.ListenerStatus.counters:type_name -> takt.admin.v1.SessionCounters
+	45, // 27: takt.admin.v1.Listener.write:type_name -> takt.admin.v1.ChannelRange
+	45, // 28: takt.admin.v1.Listener.read:type_name -> takt.admin.v1.ChannelRange
+	44, // 29: takt.admin.v1.Listener.endpoint:type_name -> takt.admin.v1.Endpoint
+	43, // 30: takt.admin.v1.Listener.streams:type_name -> takt.admin.v1.DeclaredStream
+	42, // 31: takt.admin.v1.SetListenerRequest.listener:type_name -> takt.admin.v1.Listener
+	42, // 32: takt.admin.v1.KeptListeners.listeners:type_name -> takt.admin.v1.Listener
+	51, // 33: takt.admin.v1.ListNetworksResponse.networks:type_name -> takt.admin.v1.Network
+	53, // 34: takt.admin.v1.Network.stations:type_name -> takt.admin.v1.Station
+	54, // 35: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
+	52, // 36: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
+	53, // 37: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
+	63, // 38: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
+	64, // 39: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
+	64, // 40: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
+	67, // 41: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
+	66, // 42: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
+	65, // 43: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
+	64, // 44: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
+	68, // 45: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
+	75, // 46: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
+	5,  // 47: takt.admin.v1.Clock.state:type_name -> takt.admin.v1.ClockState
+	76, // 48: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
+	77, // 49: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
+	78, // 50: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
+	79, // 51: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
+	80, // 52: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
+	8,  // 53: takt.admin.v1.WatchResponse.node:type_name -> takt.admin.v1.Node
+	18, // 54: takt.admin.v1.WatchResponse.sessions:type_name -> takt.admin.v1.Session
+	26, // 55: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
+	30, // 56: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
+	87, // 57: takt.admin.v1.CaptureResponse.packets:type_name -> takt.admin.v1.CapturedPacket
+	6,  // 58: takt.admin.v1.Admin.GetStatus:input_type -> takt.admin.v1.GetStatusRequest
+	15, // 59: takt.admin.v1.Admin.ListSessions:input_type -> takt.admin.v1.ListSessionsRequest
+	22, // 60: takt.admin.v1.Admin.EndSession:input_type -> takt.admin.v1.EndSessionRequest
+	24, // 61: takt.admin.v1.Admin.ListChannels:input_type -> takt.admin.v1.ListChannelsRequest
+	28, // 62: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
+	31, // 63: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
+	33, // 64: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
+	35, // 65: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
+	38, // 66: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
+	46, // 67: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
+	59, // 68: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
+	49, // 69: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
+	55, // 70: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
+	57, // 71: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
+	61, // 72: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
+	68, // 73: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
+	71, // 74: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
+	73, // 75: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
+	81, // 76: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
+	83, // 77: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
+	85, // 78: takt.admin.v1.Admin.Capture:input_type -> takt.admin.v1.CaptureRequest
+	7,  // 79: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
+	16, // 80: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
+	23, // 81: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
+	25, // 82: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
+	29, // 83: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
+	32, // 84: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
+	34, // 85: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
+	36, // 86: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
+	39, // 87: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
+	48, // 88: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
+	60, // 89: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
+	50, // 90: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
+	56, // 91: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
+	58, // 92: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
+	62, // 93: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
+	70, // 94: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
+	72, // 95: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
+	74, // 96: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
+	82, // 97: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
+	84, // 98: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
+	86, // 99: takt.admin.v1.Admin.Capture:output_type -> takt.admin.v1.CaptureResponse
+	79, // [79:100] is the sub-list for method output_type
+	58, // [58:79] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_takt_admin_v1_admin_proto_init() }
@@ -7126,7 +7415,7 @@ func file_takt_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_takt_admin_v1_admin_proto_rawDesc), len(file_takt_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   79,
+			NumMessages:   82,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

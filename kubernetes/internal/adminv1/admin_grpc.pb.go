@@ -56,6 +56,7 @@ const (
 	Admin_GetClock_FullMethodName        = "/takt.admin.v1.Admin/GetClock"
 	Admin_Reload_FullMethodName          = "/takt.admin.v1.Admin/Reload"
 	Admin_Watch_FullMethodName           = "/takt.admin.v1.Admin/Watch"
+	Admin_Capture_FullMethodName         = "/takt.admin.v1.Admin/Capture"
 )
 
 // AdminClient is the client API for Admin service.
@@ -111,6 +112,9 @@ type AdminClient interface {
 	Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadResponse, error)
 	// Status, sessions, channels and peers at once, then again and again until the caller goes.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
+	// Copies of what tenants send to other nodes and get from them past the kernel, until the caller goes. INVALID_ARGUMENT: a
+	// tenant that there is not. RESOURCE_EXHAUSTED: as many captures run as can.
+	Capture(ctx context.Context, in *CaptureRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CaptureResponse], error)
 }
 
 type adminClient struct {
@@ -330,6 +334,25 @@ func (c *adminClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 
+func (c *adminClient) Capture(ctx context.Context, in *CaptureRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CaptureResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Admin_ServiceDesc.Streams[1], Admin_Capture_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[CaptureRequest, CaptureResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_CaptureClient = grpc.ServerStreamingClient[CaptureResponse]
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -383,6 +406,9 @@ type AdminServer interface {
 	Reload(context.Context, *ReloadRequest) (*ReloadResponse, error)
 	// Status, sessions, channels and peers at once, then again and again until the caller goes.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
+	// Copies of what tenants send to other nodes and get from them past the kernel, until the caller goes. INVALID_ARGUMENT: a
+	// tenant that there is not. RESOURCE_EXHAUSTED: as many captures run as can.
+	Capture(*CaptureRequest, grpc.ServerStreamingServer[CaptureResponse]) error
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -452,6 +478,9 @@ func (UnimplementedAdminServer) Reload(context.Context, *ReloadRequest) (*Reload
 }
 func (UnimplementedAdminServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedAdminServer) Capture(*CaptureRequest, grpc.ServerStreamingServer[CaptureResponse]) error {
+	return status.Error(codes.Unimplemented, "method Capture not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -827,6 +856,17 @@ func _Admin_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_WatchServer = grpc.ServerStreamingServer[WatchResponse]
 
+func _Admin_Capture_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(CaptureRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServer).Capture(m, &grpc.GenericServerStream[CaptureRequest, CaptureResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_CaptureServer = grpc.ServerStreamingServer[CaptureResponse]
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -915,6 +955,11 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Watch",
 			Handler:       _Admin_Watch_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Capture",
+			Handler:       _Admin_Capture_Handler,
 			ServerStreams: true,
 		},
 	},

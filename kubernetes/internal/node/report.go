@@ -58,7 +58,9 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, map[string]bool
 		}
 		one := report.Attached{
 			Network: listener.GetEndpoint().GetNetwork(), Addresses: listener.GetEndpoint().GetAddresses(), Classes: listener.GetClasses(),
-			Programs: status.GetSessions(), Refused: status.GetUndeclared(),
+			Programs: status.GetSessions(), Refused: status.GetUndeclared(), Launches: report.Launches{
+				Left: status.GetCounters().GetLaunched(), Late: status.GetCounters().GetLaunchedLate(), Missed: status.GetCounters().GetLaunchesMissed(),
+			},
 		}
 		one.Namespace, one.Pod, one.Interface = cni.Named(listener.GetIdentity())
 		sockets[listener.GetPath()] = true

@@ -43,6 +43,8 @@ type Attached struct {
 	Veth *Veth `json:"veth,omitempty"`
 	// Programs are sessions of the pod's own programs with taktd at the moment.
 	Programs uint32 `json:"programs"`
+	// Launches are what became of messages with a launch time that programs gave to taktd.
+	Launches Launches `json:"launches"`
 	// Around counts datagrams with a launch time that programs did not give to taktd, by reason (docs/reference/preload.md):
 	// they took the kernel's way or were refused.
 	Around map[string]uint64 `json:"around,omitempty"`
@@ -50,6 +52,15 @@ type Attached struct {
 	GateTime []GateTime `json:"gateTime,omitempty"`
 	// Refused counts frames of no declared stream, and those outside of theirs.
 	Refused uint64 `json:"refused"`
+}
+
+// Launches counts messages with a launch time.
+type Launches struct {
+	// Left, Late of them later than their launch time and the tolerance.
+	Left uint64 `json:"left"`
+	Late uint64 `json:"late"`
+	// Missed ones did not leave for all that they were for: late, outside the schedule, refused or without a path.
+	Missed uint64 `json:"missed"`
 }
 
 // GateTime is a stream for which the pod has claimed gate time.

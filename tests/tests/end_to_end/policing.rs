@@ -187,13 +187,30 @@ fn what_is_not_declared_does_not_arrive(datapath: Datapath) {
             stream.refused_size,
             stream.refused_excess,
         );
-        (stream.passed, refused, status.undeclared)
+        let launches = status.counters.expect("set");
+        (
+            (stream.passed, refused, status.undeclared),
+            (launches.launched, launches.launches_missed),
+        )
     };
-    assert_eq!(counted("takt.sock"), (ROUNDS, (0, 0, 0), 0));
+    // What came, and what did not leave: those that its lane was late for among them.
+    let launches = |talker: &Talker, refused: u64| {
+        let left = talker.left.len() as u64;
+        (left, refused + ROUNDS - left)
+    };
+    assert_eq!(
+        counted("takt.sock"),
+        ((ROUNDS, (0, 0, 0), 0), launches(&good, 0))
+    );
     let (window, size, excess) = (4 * ROUNDS, ROUNDS, ROUNDS);
+    let without_launch_time = ROUNDS;
+    let refused = window - without_launch_time + size + excess + ROUNDS;
     assert_eq!(
         counted("pirate.sock"),
-        (ROUNDS, (window, size, excess), ROUNDS)
+        (
+            (ROUNDS, (window, size, excess), ROUNDS),
+            launches(&bad, refused)
+        )
     );
 }
 

@@ -183,6 +183,13 @@ counters! {
         throttled,
         /// Messages that it had emitted when it ended, and that were given up.
         abandoned,
+        /// Messages with a launch time that have left.
+        launched,
+        /// Those of them that left later than their launch time and the tolerance.
+        launched_late,
+        /// Messages with a launch time that did not leave for all that they were for: late, outside the schedule, refused or
+        /// without a path.
+        launches_missed,
     }
 }
 

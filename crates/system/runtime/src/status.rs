@@ -247,6 +247,8 @@ pub struct ListenerStatus {
     pub descriptors: usize,
     /// Connections refused so far.
     pub refused: u64,
+    /// What the sessions of its identity, ended ones included, have done.
+    pub counters: SessionReading,
     /// Datagrams with a launch time that its sessions, ended ones included, say they did not give to the runtime.
     pub unserved: Counts,
     /// What has become of the frames of each declared stream, in the policy's order.

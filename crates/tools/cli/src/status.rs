@@ -7,7 +7,7 @@ use taktd::admin::json::{acceleration_name, resource_use_name, state_name};
 use taktd::admin::proto::{
     Authentication, Channel, ClockState, Datapath, GetStatusRequest, ListChannelsRequest,
     ListDatapathsRequest, ListListenersRequest, ListPeersRequest, ListSessionsRequest,
-    ListenerStatus, Network, Node, Peer, PeerState, Protection, Session, Unserved,
+    ListenerStatus, Network, Node, Peer, PeerState, Protection, Session, SessionCounters, Unserved,
 };
 use taktd::config::value::Channels;
 
@@ -203,7 +203,7 @@ impl Everything {
             text.push_str(&peers(&self.peers));
         }
         text.push_str(&declared_streams(&self.listeners));
-        let lines = unserved_of_listeners(&self.listeners);
+        let lines = launches_of_listeners(&self.listeners);
         if !lines.is_empty() {
             text.push('\n');
             text.push_str(&lines);
@@ -407,8 +407,24 @@ pub fn sessions(sessions: &[Session]) -> String {
         let of = format!("session {} ({})", session.session, dash(&session.name));
         unserved_line(&of, &session.unserved)
     });
+    let launches = sessions.iter().map(|session| {
+        let of = format!("session {} ({})", session.session, dash(&session.name));
+        launch_line(&of, session.counters.as_ref())
+    });
     let direct = sessions.iter().map(direct_lines);
-    table(&columns, rows) + &warnings + &unserved.collect::<String>() + &direct.collect::<String>()
+    let below = launches.chain(unserved).chain(direct);
+    table(&columns, rows) + &warnings + &below.collect::<String>()
+}
+
+/// A line for messages with launch times; empty if there were none.
+fn launch_line(of: &str, counters: Option<&SessionCounters>) -> String {
+    let Some(counters) = counters.filter(|c| c.launched + c.launches_missed > 0) else {
+        return String::new();
+    };
+    format!(
+        "launch times: {of}: {} left, {} of them late, {} did not leave\n",
+        counters.launched, counters.launched_late, counters.launches_missed
+    )
 }
 
 /// The sinks that a session's sources give their messages themselves, or did.
@@ -496,13 +512,15 @@ fn declared_streams(listeners: &[ListenerStatus]) -> String {
     format!("\n{}", table(&columns, rows))
 }
 
-fn unserved_of_listeners(listeners: &[ListenerStatus]) -> String {
+/// What has become of the launch times of each tenant.
+fn launches_of_listeners(listeners: &[ListenerStatus]) -> String {
     let lines = listeners.iter().map(|status| {
         let identity = status
             .listener
             .as_ref()
             .map_or("-", |listener| &listener.identity);
-        unserved_line(&format!("tenant {identity}"), &status.unserved)
+        let of = format!("tenant {identity}");
+        launch_line(&of, status.counters.as_ref()) + &unserved_line(&of, &status.unserved)
     });
     lines.collect()
 }
@@ -817,13 +835,13 @@ pub fn listeners(listeners: &[ListenerStatus]) -> String {
     });
     table(&columns, rows.collect())
         + &declared_streams(listeners)
-        + &unserved_of_listeners(listeners)
+        + &launches_of_listeners(listeners)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use taktd::admin::proto::{Direct, SessionCounters, Stream};
+    use taktd::admin::proto::{Direct, Stream};
 
     #[test]
     fn a_session_of_a_domain_says_which_sinks_have_its_messages_from_it() {
@@ -898,10 +916,20 @@ mod tests {
         };
         let status = ListenerStatus {
             unserved: vec![unserved("no-route", 3), unserved("vlan-tag", 1)],
+            counters: Some(SessionCounters {
+                launched: 90,
+                launched_late: 2,
+                launches_missed: 7,
+                ..SessionCounters::default()
+            }),
             ..ListenerStatus::default()
         };
         let text = listeners(&[status, ListenerStatus::default()]);
-        let last: Vec<&str> = text.lines().rev().take(2).collect();
+        let last: Vec<&str> = text.lines().rev().take(3).collect();
+        assert_eq!(
+            last[2],
+            "launch times: tenant -: 90 left, 2 of them late, 7 did not leave"
+        );
         assert_eq!(
             last[1],
             "not served: tenant -: datagrams with a launch time: 3 no-route, 1"

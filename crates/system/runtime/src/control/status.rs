@@ -149,6 +149,11 @@ impl Control {
     }
 
     pub(super) fn listener_status(&self) -> Vec<ListenerStatus> {
+        let tenants = self.tenant_status();
+        let counted = |identity: &str| {
+            let tenant = tenants.iter().find(|tenant| tenant.identity == identity);
+            tenant.map(|tenant| tenant.counters).unwrap_or_default()
+        };
         self.listeners
             .values()
             .map(|l| {
@@ -163,6 +168,7 @@ impl Control {
                     endpoints: held.endpoints,
                     descriptors: held.descriptors,
                     refused: l.refused,
+                    counters: counted(&l.policy.identity),
                     unserved: l.account.unserved(),
                     streams,
                     undeclared,

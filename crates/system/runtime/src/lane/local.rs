@@ -11,8 +11,8 @@ use takt_time::TaiTime;
 
 use super::State;
 use super::departure::HORIZON;
-use super::egress::{PER_SESSION, PER_TENANT, class_of};
-use super::session::{InProgress, LaneSource, Target};
+use super::egress::{PER_SESSION, PER_TENANT, class_of, launch_of};
+use super::session::{InProgress, LaneSource, Left, Target};
 use super::tenants::Given;
 use crate::config::{Departure, Late};
 
@@ -114,8 +114,20 @@ impl Local {
 
     /// Whether so late a message is dropped.
     fn is_too_late(&self, ahead_ns: i64) -> bool {
-        let tolerance_ns = i64::try_from(self.how.tolerance.as_nanos()).unwrap_or(i64::MAX);
-        self.how.late == Late::Drop && ahead_ns < -tolerance_ns
+        self.how.late == Late::Drop && ahead_ns < -self.tolerance_ns()
+    }
+
+    /// A message that was meant to leave at a time has left at another.
+    pub fn left(&self, launch_ns: Option<i64>, at: TaiTime) -> Left {
+        let past = |launch_ns: i64| at.as_nanos().saturating_sub(launch_ns);
+        Left {
+            at,
+            late: launch_ns.is_some_and(|launch_ns| past(launch_ns) > self.tolerance_ns()),
+        }
+    }
+
+    fn tolerance_ns(&self) -> i64 {
+        i64::try_from(self.how.tolerance.as_nanos()).unwrap_or(i64::MAX)
     }
 
     /// A message waits.
@@ -314,7 +326,9 @@ impl State {
             s.local -= 1;
         }
         let chunk = message.descriptor.chunk;
-        self.tenants.departed(at, source, chunk, Some(given));
+        let launch_ns = launch_of(&message.descriptor);
+        let left = given.map(|at| self.local.left(launch_ns, at));
+        self.tenants.departed(at, source, chunk, Some(left));
     }
 
     /// A session is gone: what waits of it does so no more.

@@ -375,6 +375,25 @@ enum Takes {
     Nothing,
 }
 
+/// When a frame of an emitted message has left.
+#[derive(Clone, Copy, Debug)]
+pub struct Left {
+    pub at: TaiTime,
+    /// Later than its launch time and the tolerance.
+    pub late: bool,
+}
+
+/// The launch time of an emitted message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Launch {
+    /// It has none.
+    None,
+    /// None of it has left late.
+    Timely,
+    /// Some of it has.
+    Late,
+}
+
 /// A session on its lane.
 #[derive(Debug)]
 pub struct LaneSession {
@@ -400,6 +419,7 @@ pub struct LaneSession {
     tx_source: Vec<u16>,
     tx_token: Vec<u32>,
     tx_outcome: Vec<u8>,
+    tx_launch: Vec<Launch>,
     tx_departed: Vec<u32>,
     pub sources: Vec<Option<LaneSource>>,
     pub sinks: Vec<Option<LaneSink>>,
@@ -664,6 +684,7 @@ impl LaneSession {
             tx_source: vec![0; chunks],
             tx_token: vec![0; chunks],
             tx_outcome: vec![0; chunks],
+            tx_launch: vec![Launch::None; chunks],
             tx_departed: vec![0; chunks],
             sources: Vec::new(),
             sinks: Vec::new(),
@@ -892,6 +913,10 @@ impl LaneSession {
         self.tx_source[at] = source as u16;
         self.tx_token[at] = descriptor.token;
         self.tx_outcome[at] = Outcome::Sent as u8;
+        self.tx_launch[at] = match descriptor.flags & FLAG_LAUNCH_TIME {
+            0 => Launch::None,
+            _ => Launch::Timely,
+        };
         self.rates.take(descriptor.length, now_ns);
         self.counters.emitted.add(1);
         self.counters
@@ -955,20 +980,23 @@ impl LaneSession {
     }
 
     /// The lane has done its part with a message; completes it unless sinks or schedulers still hold it.
-    pub fn finish(
-        &mut self,
-        descriptor: &TxDescriptor,
-        outcome: Outcome,
-        now_ns: i64,
-    ) -> Result<(), Failure> {
-        let at = self.slot(descriptor.chunk);
-        self.tx_departed[at] = now_ns as u32;
+    pub fn finish(&mut self, chunk: u32, outcome: Outcome, left: Left) -> Result<(), Failure> {
+        let at = self.slot(chunk);
+        self.note_left(at, left);
         let told = &mut self.tx_outcome[at];
         // Frames that wait or have left may have failed since.
         if outcome != Outcome::Sent || *told == Outcome::Sent as u8 {
             *told = outcome as u8;
         }
-        self.release(descriptor.chunk)
+        self.release(chunk)
+    }
+
+    /// Some of an emitted message has left.
+    fn note_left(&mut self, slot: usize, left: Left) {
+        self.tx_departed[slot] = left.at.as_nanos() as u32;
+        if left.late && self.tx_launch[slot] == Launch::Timely {
+            self.tx_launch[slot] = Launch::Late;
+        }
     }
 
     /// So many frames of an emitted message wait in schedulers: it is held until all have left.
@@ -988,7 +1016,7 @@ impl LaneSession {
         &mut self,
         source: usize,
         chunk: u32,
-        left: Option<Result<TaiTime, Outcome>>,
+        left: Option<Result<Left, Outcome>>,
     ) -> Result<(), Failure> {
         self.departing -= 1;
         if let Some(Some(source)) = self.sources.get_mut(source) {
@@ -996,7 +1024,7 @@ impl LaneSession {
         }
         let slot = self.slot(chunk);
         match left {
-            Some(Ok(at)) => self.tx_departed[slot] = at.as_nanos() as u32,
+            Some(Ok(left)) => self.note_left(slot, left),
             Some(Err(outcome)) => self.tx_outcome[slot] = outcome as u8,
             None => {}
         }
@@ -1017,6 +1045,7 @@ impl LaneSession {
         if self.tx_holders[at] > 0 {
             return Ok(());
         }
+        self.count_launch(at);
         if chunk & RX_REGION != 0 {
             self.free_received(chunk & !RX_REGION);
         }
@@ -1036,6 +1065,23 @@ impl LaneSession {
                 "completion ring full: more messages in flight than it has entries",
             )),
             Err(e) => Err(ring_violation("completion ring", &e)),
+        }
+    }
+
+    /// A message is complete: what has become of its launch time.
+    #[inline]
+    fn count_launch(&self, at: usize) {
+        if self.tx_launch[at] == Launch::None {
+            return;
+        }
+        match Outcome::from_number(self.tx_outcome[at].into()) {
+            Some(Outcome::NoSink) => {}
+            Some(Outcome::Sent | Outcome::Undelivered) => {
+                self.counters.launched.add(1);
+                let late = self.tx_launch[at] == Launch::Late;
+                self.counters.launched_late.add(u64::from(late));
+            }
+            _ => self.counters.launches_missed.add(1),
         }
     }
 

@@ -14,7 +14,7 @@ use super::fair::{self, RoundRobin};
 use super::members::Rest;
 use super::reassembly::Target;
 use super::session::{
-    Copying, Delivery, DirectSinks, InProgress, LaneSession, LaneSource, Meta, Put,
+    Copying, Delivery, DirectSinks, InProgress, LaneSession, LaneSource, Left, Meta, Put,
 };
 use crate::counters::ChannelCounters;
 use crate::policing::Policer;
@@ -474,7 +474,7 @@ impl Tenants {
         at: usize,
         source: usize,
         chunk: u32,
-        left: Option<Result<takt_time::TaiTime, Outcome>>,
+        left: Option<Result<Left, Outcome>>,
     ) {
         let Some(session) = self.sessions.get_mut(at) else {
             return;

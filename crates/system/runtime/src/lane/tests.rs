@@ -53,6 +53,17 @@ struct Scene {
     sink: SinkBlock,
 }
 
+/// What has become of a session's launch times: those that left, the late ones among them, and those that did not.
+fn launches(lane: &Lane, session: usize) -> (u64, u64, u64) {
+    let session = lane.state.tenants.sessions.get(session);
+    let counted = session.expect("it is there").counters.read();
+    (
+        counted.launched,
+        counted.launched_late,
+        counted.launches_missed,
+    )
+}
+
 impl Scene {
     fn new() -> Self {
         Self::with(Vec::new(), Arc::new(SystemTai))
@@ -160,6 +171,10 @@ impl Scene {
             notify: None,
             mode: takt_session::SinkMode::default(),
         });
+    }
+
+    fn launches(&self) -> (u64, u64, u64) {
+        launches(&self.lane, 0)
     }
 
     fn emit(&self) {
@@ -838,6 +853,7 @@ fn a_frame_that_the_port_refuses_is_told_and_counted_by_when_it_really_leaves() 
     assert!((left..left + WORK).contains(&told), "{left} {told}");
     let counted = timed.counted();
     assert_eq!((counted.frames.sent, counted.frames.sent_late), (1, 1));
+    assert_eq!(timed.scene.launches(), (1, 1, 0));
     // Two milliseconds after its time: 2^21 ns.
     assert_eq!(counted.errors[21], 1, "{:?}", counted.errors);
 }
@@ -951,6 +967,13 @@ fn under_way(flags: u8, from: usize, to: usize) -> (Vec<(u32, u32)>, u32) {
             }
         });
         if let Some(completion) = completions.pop().expect("a sane ring") {
+            let counted = match (flags, completion.outcome) {
+                (0, _) => (0, 0),
+                (_, 0) => (1, 0),
+                _ => (0, 1),
+            };
+            let (left, _, missed) = timed.scene.launches();
+            assert_eq!((left, missed), counted);
             return (parts, completion.outcome);
         }
     }

@@ -39,7 +39,8 @@ same_fields!(ChannelReading => ChannelCounters {
     detoured,
 });
 same_fields!(SessionReading => SessionCounters {
-    emitted, emitted_bytes, delivered, dropped_full, dropped_memory, lost, throttled, abandoned,
+    emitted, emitted_bytes, delivered, dropped_full, dropped_memory, lost, throttled, abandoned, launched,
+    launched_late, launches_missed,
 });
 same_fields!(NetworkReading => NetworkCounters {
     sent, sent_bytes, foreign, refused, unknown, unreachable,

@@ -264,6 +264,7 @@ pub fn to_message(status: ListenerStatus) -> proto::ListenerStatus {
         unserved: super::convert::unserved(&status.unserved),
         streams,
         undeclared: status.undeclared,
+        counters: Some(status.counters.into()),
     }
 }
 
@@ -355,12 +356,27 @@ mod tests {
             endpoints: 5,
             descriptors: 6,
             refused: 3,
+            counters: takt_runtime::counters::SessionReading {
+                launched: 12,
+                launched_late: 2,
+                launches_missed: 1,
+                ..Default::default()
+            },
             unserved: std::array::from_fn(|at| u64::from(at == 4) * 7),
             streams: vec![Default::default(), reading],
             undeclared: 9,
         };
         let message = to_message(status);
         assert_eq!((message.sessions, message.refused), (2, 3));
+        let counted = message.counters.expect("set");
+        assert_eq!(
+            (
+                counted.launched,
+                counted.launched_late,
+                counted.launches_missed
+            ),
+            (12, 2, 1)
+        );
         let second = &message.streams[1];
         assert_eq!(
             (second.name.as_str(), second.passed, second.refused_window),

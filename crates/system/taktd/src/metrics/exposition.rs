@@ -585,6 +585,13 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("tenant", "abandoned") => {
             "Messages that sessions had emitted when they ended, and that were given up"
         }
+        ("tenant", "launched") => "Messages with a launch time that have left",
+        ("tenant", "launched_late") => {
+            "Messages that left later than their launch time and the tolerance"
+        }
+        ("tenant", "launches_missed") => {
+            "Messages with a launch time that did not leave for all that they were for"
+        }
         ("tenant", "throttled") => "Times that the rate limit held a message back",
         ("tenant", "ended_sessions") => "Sessions that have ended",
         ("listener", "refused") => "Connections refused",
