@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import operator
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from enum import IntEnum
@@ -140,13 +141,29 @@ def _nanoseconds(name: str, seconds: Optional[float]) -> int:
     """For the library: 0 stands for None."""
     if seconds is None:
         return 0
+    seconds = _seconds(name, seconds)
     if not 1e-9 <= seconds <= 3600:
         raise InvalidArgument(f"`{name}` is {seconds}: it must be seconds, from a nanosecond to an hour")
     return int(seconds * 1e9)
 
 
+def _whole(name: str, number: int) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"`{name}` is {number!r}: it must be an integer, not {type(number).__name__}") from None
+
+
+def _seconds(name: str, seconds: float) -> float:
+    try:
+        return float(seconds + 0)
+    except TypeError:
+        raise TypeError(f"`{name}` is {seconds!r}: it must be seconds, a number, not {type(seconds).__name__}") from None
+
+
 def _bytes(name: str, number: int) -> int:
     """For the library, which has no more of them than memory can have."""
+    number = _whole(name, number)
     if not 0 <= number < 1 << 63:
         raise InvalidArgument(f"`{name}` is {number}: it must be a number of bytes, or 0 for the usual one")
     return number
@@ -154,6 +171,7 @@ def _bytes(name: str, number: int) -> int:
 
 def _number(name: str, number: int, bits: int = 32) -> int:
     """For the library, which would be given the last bits of others."""
+    number = _whole(name, number)
     if not 0 <= number < 1 << bits:
         raise InvalidArgument(f"`{name}` is {number}: it must be from 0 to {(1 << bits) - 1}")
     return number
@@ -161,6 +179,8 @@ def _number(name: str, number: int, bits: int = 32) -> int:
 
 def _chars(name: str, text: str) -> bytes:
     """For the library, to which a text ends at its first zero byte."""
+    if not isinstance(text, str):
+        raise TypeError(f"`{name}` is {text!r}: it must be text (str), not {type(text).__name__}")
     if "\0" in text:
         raise InvalidArgument(f"`{name}` is {text!r}: it must have no zero bytes")
     return text.encode()
@@ -200,6 +220,7 @@ def _deadline(timeout: Optional[float]) -> Optional[int]:
 
 
 def _wait_nanoseconds(name: str, seconds: float) -> int:
+    seconds = _seconds(name, seconds)
     # NaN is neither.
     if not 0 <= seconds <= _LONGEST_WAIT:
         raise InvalidArgument(

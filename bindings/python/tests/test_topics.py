@@ -47,6 +47,20 @@ class Topics(unittest.TestCase):
             with self.assertRaises(takt.InvalidArgument):
                 subscriber.take(timeout)
 
+    def test_wrong_types_are_told_by_the_name_of_the_parameter(self) -> None:
+        for parameter, refused in {
+            "topic": lambda: self.near.publisher(b"py/1"),  # type: ignore[arg-type]
+            "name": lambda: Participant(self.session, 5),  # type: ignore[arg-type]
+            "encoding": lambda: self.near.publisher("py/1", encoding="json"),  # type: ignore[arg-type]
+            "history": lambda: self.near.subscriber("py/1", history=2.5),  # type: ignore[arg-type]
+            "history_bytes": lambda: self.near.publisher("py/1", history_bytes=None),  # type: ignore[arg-type]
+            "traffic_class": lambda: self.near.publisher("py/1", traffic_class="high"),  # type: ignore[arg-type]
+            "deadline": lambda: self.near.publisher("py/1", deadline="2ms"),  # type: ignore[arg-type]
+            "timeout": lambda: self.near.subscriber("py/1").take("1"),  # type: ignore[arg-type]
+        }.items():
+            with self.assertRaisesRegex(TypeError, f"`{parameter}` is .*: it must be"):
+                refused()
+
     def test_json_is_what_is_declared_as_such(self) -> None:
         publisher = self.near.publisher("py/text", encoding=Encoding.TEXT)
         subscriber = self.near.subscriber("py/text")

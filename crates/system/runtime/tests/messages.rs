@@ -248,6 +248,40 @@ fn a_sink_that_never_consumes_loses_its_own_messages_only() {
 }
 
 #[test]
+fn a_sink_that_never_consumes_does_not_hold_up_a_source_of_its_own_session() {
+    const DEPTH: u32 = 8;
+    let runtime = start(config(free_port(), &[]));
+    for length in [100, 1 << 20] {
+        let mut app = App::attach(runtime.handle());
+        let stream = app.stream(Qos::slow());
+        let mut source = app.source(stream, 5, DEPTH);
+        let mut lazy = app.sink(stream, 5, 64);
+        let message = pattern(length, 1);
+        let chunks = (length / takt_shm::CHUNK + 1) as u32;
+        let mut free: Vec<u32> = (0..DEPTH).map(|at| at * chunks).collect();
+        for number in 0..200 {
+            while free.is_empty() {
+                free.push(app.completion(&mut source).chunk);
+            }
+            let chunk = free.pop().expect("one is free");
+            app.emit(&mut source, chunk, &message, number);
+        }
+        // By reference it has half of them at most.
+        while free.len() < DEPTH as usize / 2 {
+            free.push(app.completion(&mut source).chunk);
+        }
+        let sessions = runtime.handle().sessions().expect("running");
+        let counted = sessions.last().expect("its session").counters;
+        let dropped = counted.dropped_full + counted.dropped_memory;
+        assert_eq!(counted.delivered + dropped, 200);
+        assert!(counted.delivered <= 64 && dropped >= 136, "{counted:?}");
+        for _ in 0..counted.delivered {
+            assert_eq!(app.receive(&mut lazy).1, message);
+        }
+    }
+}
+
+#[test]
 fn a_drain_sends_what_was_emitted_and_says_goodbye() {
     let runtime = start(config(free_port(), &[]));
     let (mut a, mut b) = (App::attach(runtime.handle()), App::attach(runtime.handle()));

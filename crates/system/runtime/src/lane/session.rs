@@ -175,6 +175,10 @@ pub struct LaneSource {
     pub reliable: Option<usize>,
     /// Its messages that not every sink has acknowledged.
     pub retained: u32,
+    /// Its messages that sinks of its session have by reference.
+    lent: u32,
+    /// As many of its messages may be under way.
+    depth: u32,
     /// Sinks that it gives its messages itself, and where it reads who else listens.
     pub direct: Arc<DirectSinks>,
     listeners: usize,
@@ -420,6 +424,10 @@ pub struct LaneSession {
     tx_token: Vec<u32>,
     tx_outcome: Vec<u8>,
     tx_launch: Vec<Launch>,
+    /// Octets of a message that sinks of this session have by reference; 0: none has.
+    tx_lent: Vec<u32>,
+    /// The sum of them.
+    lent_bytes: usize,
     tx_departed: Vec<u32>,
     pub sources: Vec<Option<LaneSource>>,
     pub sinks: Vec<Option<LaneSink>>,
@@ -513,6 +521,8 @@ impl LaneSource {
             departing: 0,
             reliable: None,
             retained: 0,
+            lent: 0,
+            depth: block.depth,
             direct: Arc::default(),
             listeners: block.listeners(),
             others: 0,
@@ -685,6 +695,8 @@ impl LaneSession {
             tx_token: vec![0; chunks],
             tx_outcome: vec![0; chunks],
             tx_launch: vec![Launch::None; chunks],
+            tx_lent: vec![0; chunks],
+            lent_bytes: 0,
             tx_departed: vec![0; chunks],
             sources: Vec::new(),
             sinks: Vec::new(),
@@ -1046,6 +1058,8 @@ impl LaneSession {
             return Ok(());
         }
         self.count_launch(at);
+        let lent = std::mem::take(&mut self.tx_lent[at]);
+        self.lent_bytes -= lent as usize;
         if chunk & RX_REGION != 0 {
             self.free_received(chunk & !RX_REGION);
         }
@@ -1053,6 +1067,7 @@ impl LaneSession {
         let Some(Some(source)) = self.sources.get_mut(usize::from(self.tx_source[at])) else {
             return Ok(());
         };
+        source.lent = source.lent.saturating_sub(u32::from(lent > 0));
         let completion = Completion {
             chunk,
             token: self.tx_token[at],
@@ -1306,8 +1321,8 @@ impl LaneSession {
         }
     }
 
-    /// Gives a sink of the same session the very memory of the emitted message: no copy. `None`: it
-    /// holds too many already, or the message was received; copy this one.
+    /// Gives a sink of the same session the very memory of the emitted message: no copy. `None`: such sinks
+    /// hold too much already, or the message was received; copy this one.
     pub fn deliver_own(
         &mut self,
         sink: usize,
@@ -1320,10 +1335,11 @@ impl LaneSession {
         if !self.admit(sink)? {
             return Ok(Some(Put::NoRoom(Delivery::DroppedFull)));
         }
+        let may_lend = self.may_lend(chunk as usize, meta.length as usize);
         let Some(Some(s)) = self.sinks.get_mut(sink) else {
             return Ok(Some(Put::NoRoom(Delivery::DroppedFull)));
         };
-        if s.own.len() == MOST_OWN {
+        if s.own.len() == MOST_OWN || !may_lend {
             return Ok(None);
         }
         s.outstanding += 1;
@@ -1333,9 +1349,29 @@ impl LaneSession {
             // Room was made when the sink was added.
             self.own_sinks.push(sink);
         }
-        self.tx_holders[chunk as usize] += 1;
+        let at = chunk as usize;
+        self.tx_holders[at] += 1;
+        if self.tx_lent[at] == 0
+            && let Some(Some(source)) = self.sources.get_mut(usize::from(self.tx_source[at]))
+        {
+            self.tx_lent[at] = meta.length.max(1);
+            self.lent_bytes += self.tx_lent[at] as usize;
+            source.lent += 1;
+        }
         let delivered = self.deliver(sink, chunk | TX_REGION, meta)?;
         Ok(Some(Put::Done(delivered)))
+    }
+
+    /// Whether sinks of this session may have a message by reference: at most half of what its source may have under way, and
+    /// half of the session's memory to send from, or one message. A sink that takes nothing does not hold up its source.
+    fn may_lend(&self, chunk: usize, length: usize) -> bool {
+        if self.tx_lent[chunk] > 0 {
+            return true;
+        }
+        let source = self.sources.get(usize::from(self.tx_source[chunk]));
+        let few = |source: &LaneSource| source.lent < source.depth / 2;
+        source.is_some_and(|source| source.as_ref().is_some_and(few))
+            && (self.lent_bytes == 0 || self.lent_bytes + length <= self.map.tx_bytes / 2)
     }
 
     /// Takes back a placed message that will not be delivered.
