@@ -268,6 +268,11 @@ impl Messages {
         self.reliable.reliability()
     }
 
+    /// The text that is given, if one is.
+    pub fn first(&self) -> Option<Vec<u8>> {
+        self.text.clone().map(String::into_bytes)
+    }
+
     /// Writes them until it is told to stop, and waits for what became of them.
     pub fn write(&self, target: &Target<'_>, stop: &Stop) -> Result<Summary, Failure> {
         let mut writer = Writer {

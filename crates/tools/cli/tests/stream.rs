@@ -491,6 +491,8 @@ fn wrong_sources_and_nobody_are_told_with_what_to_do() {
     let daemon = Daemon::start("");
     let serve = |more: &[&str]| daemon.takt(&[&["stream", "serve", "a"][..], more].concat());
     let view = |more: &[&str]| daemon.takt(&[&["stream", "view", "a"][..], more].concat());
+    // The page's usual port is somebody's: this test's, or another program's already.
+    let _taken = std::net::TcpListener::bind("127.0.0.1:8088");
     let directory = &daemon.directory;
     let pictures = directory.join("pictures");
     std::fs::create_dir(&pictures).expect("a directory");
@@ -512,8 +514,24 @@ fn wrong_sources_and_nobody_are_told_with_what_to_do() {
             serve(&["--wait", "10ms"]),
             "nobody views the stream after 10ms",
         ),
+        // It does not wait for viewers of what will not be sent.
+        (
+            serve(&[
+                "--from",
+                "gst:nosuchelement",
+                "--size",
+                "8x8",
+                "--wait",
+                "60s",
+            ]),
+            "the pipeline `nosuchelement` fails",
+        ),
         (
             view(&["--timeout", "10ms", "--http", "127.0.0.1:0"]),
+            "no frame of the stream a for 10ms",
+        ),
+        (
+            view(&["--timeout", "10ms"]),
             "no frame of the stream a for 10ms",
         ),
         (

@@ -182,6 +182,23 @@ fn nobody_and_nothing_are_told_with_what_to_do() {
         assert_eq!(ran.code, Some(2), "{ran:?}");
         assert!(ran.err.contains(told), "{ran:?}");
     }
+    // What is no JSON is not declared as such; `message 0` is none either.
+    let reader = daemon.spawn(&["topic", "echo", "config"]);
+    for text in [&["{bad"][..], &[]] {
+        let declared = [
+            "topic",
+            "pub",
+            "config",
+            "--encoding",
+            "json",
+            "--wait",
+            "60s",
+        ];
+        let ran = daemon.takt(&[&declared[..3], text, &declared[3..]].concat());
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.err.contains("with --encoding json"), "{ran:?}");
+    }
+    drop(reader);
 }
 
 #[test]

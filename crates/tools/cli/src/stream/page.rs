@@ -28,6 +28,8 @@ use super::view::{Figures, Seen};
 use crate::failure::Failure;
 
 const PAGE: &str = include_str!("page.html");
+/// Its port unless another is asked for.
+const USUAL_PORT: u16 = 8088;
 /// Connections at a time.
 const MOST_CONNECTIONS: usize = 32;
 /// How long a connection may take to send a request, and may stay idle.
@@ -122,15 +124,32 @@ impl Shown {
     }
 }
 
+fn not_served(address: SocketAddr, error: &std::io::Error) -> Failure {
+    Failure::Other(format!(
+        "cannot serve the page at {address}: {error}; choose another address and port with --http, or port 0 for any"
+    ))
+}
+
 impl Page {
+    /// Serves it for browsers of this machine, at the usual port if that is free.
+    pub fn serve_anywhere() -> Result<Self, Failure> {
+        let at = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+        match std::net::TcpListener::bind(at(USUAL_PORT)) {
+            Ok(listener) => Self::serve_on(listener, at(USUAL_PORT)),
+            Err(_) => Self::serve(at(0)),
+        }
+    }
+
     /// Serves it.
     pub fn serve(address: SocketAddr) -> Result<Self, Failure> {
-        let failed = |error: std::io::Error| {
-            Failure::Other(format!(
-                "cannot serve the page at {address}: {error}; choose another address and port with --http, or port 0 for any"
-            ))
-        };
-        let listener = std::net::TcpListener::bind(address).map_err(failed)?;
+        match std::net::TcpListener::bind(address) {
+            Ok(listener) => Self::serve_on(listener, address),
+            Err(error) => Err(not_served(address, &error)),
+        }
+    }
+
+    fn serve_on(listener: std::net::TcpListener, address: SocketAddr) -> Result<Self, Failure> {
+        let failed = |error: std::io::Error| not_served(address, &error);
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -8,7 +8,7 @@ use serde::Serialize;
 use takt::{Outcome, Token, Wait};
 use takt_streaming::{Pace, Pixels, Server, ServerOptions};
 
-use super::source::{self, From, Told};
+use super::source::{self, From, Source, Told};
 use super::{Size, pixels_by_name};
 use crate::application::Application;
 use crate::failure::Failure;
@@ -153,7 +153,7 @@ impl Serve {
             name(&self.stream)
         );
         if let Some(wait) = self.wait {
-            await_viewer(&server, wait, &stop)?;
+            await_viewer(&server, source.as_mut(), wait, &stop)?;
         }
         let began = Instant::now();
         let (mut next, mut behind) = (began, 0);
@@ -331,7 +331,12 @@ fn send(
     }
 }
 
-fn await_viewer(server: &Server, wait: Duration, stop: &Stop) -> Result<(), Failure> {
+fn await_viewer(
+    server: &Server,
+    source: &mut dyn Source,
+    wait: Duration,
+    stop: &Stop,
+) -> Result<(), Failure> {
     let until = Instant::now() + wait;
     loop {
         if stop.asked() {
@@ -344,6 +349,7 @@ fn await_viewer(server: &Server, wait: Duration, stop: &Stop) -> Result<(), Fail
             Err(error) if error.is_timed_out() || error.is_interrupted() => {}
             Err(error) => return Err(error.into()),
         }
+        source.look()?;
         if Instant::now() >= until {
             return Err(Failure::Other(format!(
                 "nobody views the stream after {}: run `takt stream view` on it, or leave --wait out",

@@ -78,6 +78,11 @@ pub trait Source {
         false
     }
 
+    /// Fails if it will give no frame, as far as that can be seen without taking one.
+    fn look(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
     /// What is to be said at the end, if anything is.
     fn told(&self) -> Option<Told> {
         None
@@ -384,19 +389,32 @@ impl GStreamer {
     }
 }
 
+impl GStreamer {
+    fn failed(&self) -> Failure {
+        Failure::Other(format!(
+            "the pipeline `{}` fails: gst-launch-1.0 says why above; try it alone first",
+            self.pipeline
+        ))
+    }
+}
+
 impl Source for GStreamer {
     fn next(&mut self, frame: &mut [u8], stop: &AtomicBool) -> Result<Option<TaiTime>, Failure> {
         let captured = self.pipe.next(frame, stop)?;
         if captured.is_none() && !stop.load(Ordering::Relaxed) {
             let ended = self.child.wait();
             if !ended.is_ok_and(|status| status.success()) {
-                return Err(Failure::Other(format!(
-                    "the pipeline `{}` fails: gst-launch-1.0 says why above; try it alone first",
-                    self.pipeline
-                )));
+                return Err(self.failed());
             }
         }
         Ok(captured)
+    }
+
+    fn look(&mut self) -> Result<(), Failure> {
+        match self.child.try_wait() {
+            Ok(Some(ended)) if !ended.success() => Err(self.failed()),
+            _ => Ok(()),
+        }
     }
 
     fn is_live(&self) -> bool {

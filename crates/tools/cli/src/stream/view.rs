@@ -52,9 +52,9 @@ const TOGETHER: usize = 16;
 pub struct View {
     /// The stream
     stream: String,
-    /// Serve the page here; port 0 for any
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8088", conflicts_with_all = ["output", "rtp"])]
-    http: SocketAddr,
+    /// Serve the page here; port 0 for any [default: 127.0.0.1:8088, or any port if another program has that one]
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["output", "rtp"])]
+    http: Option<SocketAddr>,
     /// Write raw frames to a file one after another; `-` for standard output
     #[arg(long, value_name = "FILE", conflicts_with = "rtp")]
     output: Option<PathBuf>,
@@ -263,7 +263,10 @@ impl View {
         if let Some(address) = &self.rtp {
             return Ok(Out::Rtp(Box::new(RtpOut::open(address, self.packet)?)));
         }
-        let page = Page::serve(self.http)?;
+        let page = match self.http {
+            Some(address) => Page::serve(address)?,
+            None => Page::serve_anywhere()?,
+        };
         eprintln!("the picture is at http://{}/", page.address());
         Ok(Out::Page(page))
     }

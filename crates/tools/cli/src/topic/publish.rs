@@ -10,7 +10,7 @@ use takt_messaging::{Encoding, PublisherOptions};
 use super::{Joined, Warnings};
 use crate::application::Application;
 use crate::failure::Failure;
-use crate::output::{Form, print_json};
+use crate::output::{Form, name, print_json};
 use crate::publish::{Messages, Summary, Target};
 use crate::signals::Stop;
 use crate::subscribe::LOOK_EVERY;
@@ -65,6 +65,14 @@ struct Line {
 impl Pub {
     pub fn run(self) -> Result<(), Failure> {
         let reliability = self.messages.reliability()?;
+        let check = |message: &[u8]| match self.encoding {
+            Encoded::Json => check_json(message),
+            Encoded::Text | Encoded::Bytes => Ok(()),
+        };
+        // Before anybody is waited for.
+        self.messages
+            .first()
+            .map_or(Ok(()), |first| check(&first))?;
         let stop = Stop::by_signals()?;
         let joined = Joined::new(&self.application, "takt topic pub")?;
         joined.warn();
@@ -92,6 +100,7 @@ impl Pub {
         stop.wakes(publisher.source().waker());
         let emit = |message: &[u8]| {
             look();
+            check(message)?;
             match publisher.publish(message, Wait::Forever) {
                 Err(error) if error.is_interrupted() => Ok(None),
                 token => Ok(Some(token?)),
@@ -128,5 +137,15 @@ impl Pub {
             })?;
         }
         ended
+    }
+}
+
+fn check_json(message: &[u8]) -> Result<(), Failure> {
+    match serde_json::from_slice::<serde::de::IgnoredAny>(message) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Failure::Arguments(format!(
+            "cannot write {} with --encoding json: {error}; write JSON, such as '{{\"rate\": 10}}', or choose another encoding",
+            name(&String::from_utf8_lossy(message))
+        ))),
     }
 }
