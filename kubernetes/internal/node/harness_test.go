@@ -275,7 +275,11 @@ func (s *site) startAgent() {
 		agent.mu.Unlock()
 		return agent.isConnected() && helper != nil
 	})
+	s.registered()
 }
+
+// registered waits until the runtime asks an agent that has just been told what runs.
+func (s *site) registered() { s.runtime.BlockPluginSync().Unblock() }
 
 func (n *Node) isConnected() bool {
 	n.mu.Lock()

@@ -626,6 +626,7 @@ func TestARestartOfTheContainerRuntimeIsSurvived(t *testing.T) {
 	s.until("the agent has noticed", func() bool { return !s.agent.isConnected() })
 	s.startRuntime()
 	s.until("the agent is connected again", func() bool { return s.agent.isConnected() })
+	s.registered()
 	if got := b.policy(); got != reserved {
 		t.Errorf("the container has %+v", got)
 	}
@@ -648,6 +649,7 @@ func TestAContainerThatTheRuntimeHasForgottenIsKeptUnderItsReservation(t *testin
 	s.until("the agent has noticed", func() bool { return !s.agent.isConnected() })
 	s.startRuntime()
 	s.until("the agent is connected again", func() bool { return s.agent.isConnected() })
+	s.registered()
 	if got := b.policy(); got != reserved {
 		t.Errorf("the container has %+v", got)
 	}
