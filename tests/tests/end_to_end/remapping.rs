@@ -3,17 +3,21 @@
 use std::cell::Cell;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
-use takt::{ChannelId, Outcome, Qos, Session, Sink, Source, Stream, Wait};
+use takt::{ChannelId, FrameOptions, Outcome, Qos, Session, Sink, Source, Stream, Wait};
 use takt_lab::{Host, Lab, LabConfig};
-use takt_testing::{Directory, PATIENCE, until_true};
+use takt_testing::{Directory, PATIENCE, until, until_true};
+use takt_wire::ethernet::MacAddress;
+use takt_wire::frame::UdpFlow;
 use taktd::admin::proto;
 
 use crate::crashes::open_files;
 use crate::mapping::reconfigure;
 use crate::plugins::{plugin, sections};
+use crate::support::overlay::{self, PORTS, emit, frame, frames, udp_socket};
 use crate::support::traffic::{Flow, all_arrive, all_arrive_or_count, refusal};
-use crate::support::{Node, Pair, attach, introduce, number_of, put, sent_by, skip};
+use crate::support::{Datapath, Node, Pair, attach, introduce, number_of, put, sent_by, skip};
 
 const CHANNEL: ChannelId = ChannelId(5);
 /// How often a link goes and comes back.
@@ -390,6 +394,65 @@ fn an_interface_that_is_there_again_and_cannot_be_used_is_told_and_used_as_soon_
     told("has been removed");
     (REMOVED.give_back)(&pair);
     until_true("it is used", || stream.datapath() == "xdp");
+}
+
+#[test]
+fn frames_of_a_native_network_leave_by_an_interface_that_was_removed_and_is_there_again() {
+    if skip() {
+        return;
+    }
+    for interface in ["", "interface = \"eth1\"\n"] {
+        let pair = two_links(&format!(
+            "[listener.endpoint]\nnetwork = \"line\"\nmac = \"02:00:00:00:00:50\"\n\
+             addresses = [\"10.77.0.50/24\"]\nmtu = 1500\n\
+             [[network]]\nname = \"line\"\ncarrier = \"native\"\n{interface}{HOLD_DOWN}"
+        ));
+        let session = attach(&pair.nodes[0], "talker");
+        let source = frames(&session, Datapath::Xdp);
+        let (here, there) = (pair.lab.host(0), pair.lab.host(1));
+        let listener = udp_socket(there, (there.address(), PORTS[1]));
+        // Each time that it is laid, the link's other end has another address: to all of them.
+        let flow = UdpFlow {
+            src_mac: MacAddress([2, 0, 0, 0, 0, 0x50]),
+            src: ([10, 77, 0, 50], PORTS[0]).into(),
+            ..overlay::flow(here, there, [0xff; 6])
+        };
+        let mut number = 0u64;
+        let mut passes = || {
+            until_true("a frame leaves by AF_XDP, and arrives", || {
+                number += 1;
+                let before = sent_by(&pair.nodes[0], "xdp");
+                let payload = number.to_le_bytes();
+                let token = emit(&source, &frame(&flow, &payload), &FrameOptions::default());
+                let outcome = until("it is dealt with", || {
+                    Some(source.outcome(token)).filter(|outcome| *outcome != Outcome::Pending)
+                });
+                if outcome != Outcome::Sent {
+                    return false;
+                }
+                listener
+                    .set_read_timeout(Some(Duration::from_millis(100)))
+                    .expect("a time-out");
+                let mut got = [0; 8];
+                while listener.recv(&mut got).is_ok() {
+                    if got == payload {
+                        until_true("the port has told what it sent", || {
+                            sent_by(&pair.nodes[0], "xdp") + sent_by(&pair.nodes[0], "udp") > before
+                        });
+                        return sent_by(&pair.nodes[0], "xdp") > before;
+                    }
+                }
+                false
+            });
+        };
+        for _ in 0..ROUNDS {
+            passes();
+            (REMOVED.take_away)(&pair);
+            until_true("it is told", || !datapath(&pair.nodes[0], "xdp").available);
+            (REMOVED.give_back)(&pair);
+        }
+        passes();
+    }
 }
 
 #[test]

@@ -180,6 +180,8 @@ impl Control {
         let now = self.now();
         if self.faults.due(now) && self.faults.look(now, self.config.mapping.hold_down) {
             self.map_again();
+            // Frames leave by one that works again, too: where its interface is another now.
+            (0..self.networks.len()).for_each(|at| self.publish_network(at));
             // One that works again may have something for its ports.
             self.lanes.iter().for_each(|lane| lane.handle.wake());
             let mut effects = Effects::default();

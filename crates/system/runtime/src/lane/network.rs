@@ -272,19 +272,15 @@ impl Network {
     }
 
     fn exit(&mut self, place: Place, ports: &mut [LanePort]) -> usize {
-        let known = |exit: &Option<Exit>| exit.as_ref().is_some_and(|e| e.place == place);
-        if let Some(at) = self.exits.iter().position(known) {
-            return at;
-        }
-        let via = ports.iter_mut().map(|port| {
+        let carrier = self.carrier;
+        let connect = |port: &mut LanePort| {
             if port.trusted {
                 return None;
             }
-            let connected = match (place, self.carrier) {
-                (Place::Tunnel(vtep), Carrier::Vxlan { port: number, .. }) => {
-                    port.port
-                        .connect_at_once(SocketAddr::new(vtep, number), None)
-                }
+            let connected = match (place, carrier) {
+                (Place::Tunnel(vtep), Carrier::Vxlan { port: number, .. }) => port
+                    .port
+                    .connect_at_once(SocketAddr::new(vtep, number), None),
                 (Place::Tunnel(_), _) => return None,
                 (Place::Link(interface), _) => port.port.connect_link(interface),
             };
@@ -299,10 +295,19 @@ impl Network {
                     }
                 })
                 .ok()
-        });
+        };
+        let known = |exit: &Option<Exit>| exit.as_ref().is_some_and(|e| e.place == place);
+        if let Some(at) = self.exits.iter().position(known) {
+            // A datapath that had no way there may have one by now: its interface is there again.
+            let exit = self.exits[at].iter_mut();
+            for (via, port) in exit.flat_map(|exit| &mut exit.via).zip(ports) {
+                *via = via.or_else(|| connect(port));
+            }
+            return at;
+        }
         let exit = Some(Exit {
             place,
-            via: via.collect(),
+            via: ports.iter_mut().map(connect).collect(),
         });
         match self.exits.iter().position(Option::is_none) {
             Some(at) => {
