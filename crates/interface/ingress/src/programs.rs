@@ -69,12 +69,16 @@ impl Device {
 
     fn programs_at(&self, place: TcAttachType) -> Result<Vec<ProgramInfo>, Error> {
         let gone = || Error::Detached(self.name.clone());
-        if sys::index(&self.name).ok() != Some(self.index) {
+        let here = || sys::index(&self.name).ok() == Some(self.index);
+        if !here() {
             return Err(gone());
         }
-        let (_, programs) = SchedClassifier::query_tcx(&self.name, place)
-            .map_err(Error::load("ask for the programs of the device"))?;
-        Ok(programs)
+        match SchedClassifier::query_tcx(&self.name, place) {
+            Ok((_, programs)) => Ok(programs),
+            // It went while we asked.
+            Err(_) if !here() => Err(gone()),
+            Err(error) => Err(Error::load("ask for the programs of the device")(error)),
+        }
     }
 }
 
