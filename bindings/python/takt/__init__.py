@@ -156,6 +156,7 @@ def _whole(name: str, number: int) -> int:
 
 def _seconds(name: str, seconds: float) -> float:
     try:
+        # float() alone would take text.
         return float(seconds + 0)
     except TypeError:
         raise TypeError(f"`{name}` is {seconds!r}: it must be seconds, a number, not {type(seconds).__name__}") from None

@@ -269,17 +269,20 @@ func (s *site) startAgent() {
 		}
 	})
 	s.t.Cleanup(func() { s.stop() })
-	s.until("the runtime is connected", func() bool {
+	s.until("the kubelet's plugin is there", func() bool {
 		agent.mu.Lock()
-		helper := agent.helper
-		agent.mu.Unlock()
-		return agent.isConnected() && helper != nil
+		defer agent.mu.Unlock()
+		return agent.helper != nil
 	})
-	s.registered()
+	s.untilConnected()
 }
 
-// registered waits until the runtime asks an agent that has just been told what runs.
-func (s *site) registered() { s.runtime.BlockPluginSync().Unblock() }
+// untilConnected waits until the runtime asks the agent, which it does some time after it has told it what runs.
+func (s *site) untilConnected() {
+	s.t.Helper()
+	s.until("the runtime is connected", s.agent.isConnected)
+	s.runtime.BlockPluginSync().Unblock()
+}
 
 func (n *Node) isConnected() bool {
 	n.mu.Lock()

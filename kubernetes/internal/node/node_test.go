@@ -625,8 +625,7 @@ func TestARestartOfTheContainerRuntimeIsSurvived(t *testing.T) {
 	s.stopRuntime()
 	s.until("the agent has noticed", func() bool { return !s.agent.isConnected() })
 	s.startRuntime()
-	s.until("the agent is connected again", func() bool { return s.agent.isConnected() })
-	s.registered()
+	s.untilConnected()
 	if got := b.policy(); got != reserved {
 		t.Errorf("the container has %+v", got)
 	}
@@ -648,8 +647,7 @@ func TestAContainerThatTheRuntimeHasForgottenIsKeptUnderItsReservation(t *testin
 	s.mu.Unlock()
 	s.until("the agent has noticed", func() bool { return !s.agent.isConnected() })
 	s.startRuntime()
-	s.until("the agent is connected again", func() bool { return s.agent.isConnected() })
-	s.registered()
+	s.untilConnected()
 	if got := b.policy(); got != reserved {
 		t.Errorf("the container has %+v", got)
 	}

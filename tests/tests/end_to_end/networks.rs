@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use takt::{ErrorCode, FrameOptions, FrameSource, Outcome, Session, SourceOptions, TrafficClass};
+use takt::{ErrorCode, FrameOptions, Outcome, Session, SourceOptions, TrafficClass};
 use takt_clock::{Clock, SystemTai};
 use takt_lab::{Host, Lab, LabConfig, LinkState, OVERLAY_DEVICE, OVERLAY_ID};
 use takt_wire::ethernet::MacAddress;
@@ -12,7 +12,7 @@ use takt_wire::vxlan;
 use taktd::admin::proto::Network;
 
 use crate::support::overlay::{
-    PORTS, emit, flow, frame, frames, lab, mac, sections, station, udp_socket,
+    PORTS, emit, flow, frame, frames, lab, mac, outcome, sections, send, station, udp_socket,
 };
 use crate::support::{Datapath, Node, attach, skip};
 use takt_testing::{PATIENCE, until, until_true};
@@ -20,15 +20,6 @@ use takt_testing::{PATIENCE, until, until_true};
 /// An ordinary socket in a container.
 fn listen(container: &Host) -> UdpSocket {
     udp_socket(container, (container.address(), PORTS[1]))
-}
-
-/// Sends bytes as a frame, and waits for what becomes of it.
-fn send(source: &FrameSource, frame: &[u8], options: &FrameOptions) -> Outcome {
-    let token = emit(source, frame, options);
-    until("the frame is dealt with", || match source.outcome(token) {
-        Outcome::Pending => None,
-        outcome => Some(outcome),
-    })
 }
 
 fn receive(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
@@ -512,12 +503,7 @@ fn launch_times_through_a_link_that_was_down(datapath: Datapath) {
         let token = emit(&source, &frame, &options);
         (launch, *number, token)
     };
-    let outcome = |token| {
-        until("the frame is dealt with", || match source.outcome(token) {
-            Outcome::Pending => None,
-            outcome => Some(outcome),
-        })
-    };
+    let outcome = |token| outcome(&source, token);
     let mut received = 0;
     for round in 0..3 {
         // With the link as it should be.

@@ -10,9 +10,8 @@ use takt_wire::frame::{UdpFlow, parse_udp_frame};
 use takt_wire::vxlan;
 
 use crate::gates::{capture, tai_offset};
-use crate::support::overlay::{PORTS, emit, flow, frame, frames, mac, sections, station};
+use crate::support::overlay::{PORTS, flow, frame, frames, mac, sections, send, station};
 use crate::support::{Datapath, Node, attach, attach_at, skip};
-use takt_testing::until;
 
 const MS: i64 = 1_000_000;
 const PERIOD: i64 = 10 * MS;
@@ -52,11 +51,7 @@ impl Talker {
             launch: launch.map(TaiTime::from_nanos),
             deadline,
         };
-        let token = emit(&self.source, &frame(&flow, &payload), &options);
-        until("it has left, or does not", || {
-            let outcome = self.source.outcome(token);
-            (outcome != Outcome::Pending).then_some(outcome)
-        })
+        send(&self.source, &frame(&flow, &payload), &options)
     }
 
     /// Sends as is declared.

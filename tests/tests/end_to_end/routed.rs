@@ -9,7 +9,7 @@ use takt_testing::{PATIENCE, until, until_true};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::frame::{UdpFlow, parse_udp_frame};
 
-use crate::support::overlay::{PORTS, emit, flow, frame, frames, mac, udp_socket};
+use crate::support::overlay::{PORTS, flow, frame, frames, mac, send, udp_socket};
 use crate::support::{Datapath, Node, attach, skip};
 
 /// Where an IPv4 packet in an untagged frame has its hop limit.
@@ -77,11 +77,7 @@ fn outcome(source: &FrameSource, frame: &[u8], launch: Option<TaiTime>) -> Outco
         launch,
         ..FrameOptions::default()
     };
-    let token = emit(source, frame, &options);
-    until("the frame is dealt with", || match source.outcome(token) {
-        Outcome::Pending => None,
-        outcome => Some(outcome),
-    })
+    send(source, frame, &options)
 }
 
 /// The next datagram for the listening port that comes to a container.

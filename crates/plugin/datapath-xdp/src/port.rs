@@ -276,6 +276,7 @@ impl Port for XdpPort {
     }
 
     fn connect_link(&mut self, interface: Option<u32>) -> Result<PeerHandle, ConnectError> {
+        self.follow();
         if let Some(other) = interface.filter(|index| *index != self.bound.attachment.ifindex()) {
             return Err(ConnectError::OtherInterface(other));
         }

@@ -269,8 +269,8 @@ impl Messages {
     }
 
     /// The text that is given, if one is.
-    pub fn first(&self) -> Option<Vec<u8>> {
-        self.text.clone().map(String::into_bytes)
+    pub fn text(&self) -> Option<&str> {
+        self.text.as_deref()
     }
 
     /// Writes them until it is told to stop, and waits for what became of them.

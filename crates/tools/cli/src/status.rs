@@ -403,17 +403,20 @@ pub fn sessions(sessions: &[Session]) -> String {
             }
         }
     }
-    let unserved = sessions.iter().map(|session| {
-        let of = format!("session {} ({})", session.session, dash(&session.name));
-        unserved_line(&of, &session.unserved)
-    });
-    let launches = sessions.iter().map(|session| {
-        let of = format!("session {} ({})", session.session, dash(&session.name));
-        launch_line(&of, session.counters.as_ref())
-    });
+    let launches = sessions
+        .iter()
+        .map(|session| launch_line(&numbered(session), session.counters.as_ref()));
+    let unserved = sessions
+        .iter()
+        .map(|session| unserved_line(&numbered(session), &session.unserved));
     let direct = sessions.iter().map(direct_lines);
     let below = launches.chain(unserved).chain(direct);
     table(&columns, rows) + &warnings + &below.collect::<String>()
+}
+
+/// A session in lines about it.
+fn numbered(session: &Session) -> String {
+    format!("session {} ({})", session.session, dash(&session.name))
 }
 
 /// A line for messages with launch times; empty if there were none.
@@ -433,9 +436,8 @@ fn direct_lines(session: &Session) -> String {
         return String::new();
     }
     let mut text = format!(
-        "session {} ({}): {} messages, {} by no lane\n",
-        session.session,
-        dash(&session.name),
+        "{}: {} messages, {} by no lane\n",
+        numbered(session),
         session.direct_messages,
         size(session.direct_bytes),
     );

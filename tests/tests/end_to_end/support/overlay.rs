@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 
-use takt::{FrameOptions, FrameSource, Session, SourceOptions, Token, Wait};
+use takt::{FrameOptions, FrameSource, Outcome, Session, SourceOptions, Token, Wait};
 use takt_lab::{Host, Lab, LabConfig, OVERLAY_ID};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::frame::{UdpFlow, UdpHeaderTemplate};
@@ -87,6 +87,19 @@ pub fn emit(source: &FrameSource, frame: &[u8], options: &FrameOptions) -> Token
         .expect("a buffer");
     buffer.copy_from_slice(frame);
     source.emit(buffer, options).expect("emitted")
+}
+
+/// Waits for what becomes of a frame.
+pub fn outcome(source: &FrameSource, token: Token) -> Outcome {
+    until("the frame is dealt with", || match source.outcome(token) {
+        Outcome::Pending => None,
+        outcome => Some(outcome),
+    })
+}
+
+/// Sends bytes as a frame, and waits for what becomes of it.
+pub fn send(source: &FrameSource, frame: &[u8], options: &FrameOptions) -> Outcome {
+    outcome(source, emit(source, frame, options))
 }
 
 /// An ordinary socket of a host. One that was closed at the same address may live on for a moment: in a child that another

@@ -11,6 +11,7 @@ use std::time::Duration;
 use takt_datapath::{Datapath, DatapathKind, Health};
 
 use super::Control;
+use crate::lane::Command;
 use crate::peering::Effects;
 use crate::peering::message::Outage;
 
@@ -180,10 +181,10 @@ impl Control {
         let now = self.now();
         if self.faults.due(now) && self.faults.look(now, self.config.mapping.hold_down) {
             self.map_again();
-            // Frames leave by one that works again, too: where its interface is another now.
-            (0..self.networks.len()).for_each(|at| self.publish_network(at));
-            // One that works again may have something for its ports.
-            self.lanes.iter().for_each(|lane| lane.handle.wake());
+            for lane in &self.lanes {
+                // It wakes the lane, too: one that works again may have something for its ports.
+                lane.handle.send(Command::ReconnectNetworks);
+            }
             let mut effects = Effects::default();
             let failed = self.faults.outages();
             self.peering.set_failed(failed, &mut effects);

@@ -165,6 +165,11 @@ impl Lane {
                 }
             }
             Command::Network { network, table } => self.network(network, &table),
+            Command::ReconnectNetworks => {
+                for network in &mut self.state.networks {
+                    network.reconnect(&mut self.ports);
+                }
+            }
             Command::Route {
                 network,
                 destination,

@@ -2,7 +2,7 @@
 
 use takt_datapath::ReserveError;
 use takt_schedule::port::Departure;
-use takt_session::layout::{FLAG_LAUNCH_TIME, FLAG_NUMBERED, Outcome, TxDescriptor};
+use takt_session::layout::{FLAG_NUMBERED, Outcome, TxDescriptor};
 use takt_session::{ChannelId, Failure};
 use takt_time::{TaiTime, TrafficClass};
 
@@ -314,7 +314,7 @@ impl State {
                 Sent::Finished(outcome) => {
                     let descriptor = &progress.descriptor;
                     let now = TaiTime::from_nanos(now_ns);
-                    let left = self.local.left(launch_of(descriptor), now);
+                    let left = self.local.left(descriptor, now);
                     session.finish(descriptor.chunk, outcome, left)?;
                 }
                 Sent::Unfinished(step) => {
@@ -974,8 +974,7 @@ impl State {
             self.not_departed(piece, outcome);
         }
         let chunk = piece.descriptor.chunk;
-        let launch_ns = launch_of(&piece.descriptor);
-        let left = left.map(|at| self.local.left(launch_ns, at));
+        let left = left.map(|at| self.local.left(&piece.descriptor, at));
         let told = (!piece.again).then_some(left);
         self.tenants
             .departed(piece.session, piece.source, chunk, told);
@@ -999,9 +998,4 @@ pub(super) enum Sent {
 pub(super) fn class_of(descriptor: &TxDescriptor) -> TrafficClass {
     // Checked when it was taken.
     TrafficClass::new(descriptor.class).unwrap_or_default()
-}
-
-/// When a message is to leave, as its application says, TAI in nanoseconds.
-pub(super) fn launch_of(descriptor: &TxDescriptor) -> Option<i64> {
-    (descriptor.flags & FLAG_LAUNCH_TIME != 0).then_some(descriptor.launch_time_ns)
 }

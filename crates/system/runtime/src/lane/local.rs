@@ -11,7 +11,7 @@ use takt_time::TaiTime;
 
 use super::State;
 use super::departure::HORIZON;
-use super::egress::{PER_SESSION, PER_TENANT, class_of, launch_of};
+use super::egress::{PER_SESSION, PER_TENANT, class_of};
 use super::session::{InProgress, LaneSource, Left, Target};
 use super::tenants::Given;
 use crate::config::{Departure, Late};
@@ -117,12 +117,13 @@ impl Local {
         self.how.late == Late::Drop && ahead_ns < -self.tolerance_ns()
     }
 
-    /// A message that was meant to leave at a time has left at another.
-    pub fn left(&self, launch_ns: Option<i64>, at: TaiTime) -> Left {
-        let past = |launch_ns: i64| at.as_nanos().saturating_sub(launch_ns);
+    /// A message, or a frame of it, has left.
+    #[inline]
+    pub fn left(&self, descriptor: &TxDescriptor, at: TaiTime) -> Left {
+        let past = || at.as_nanos().saturating_sub(descriptor.launch_time_ns);
         Left {
             at,
-            late: launch_ns.is_some_and(|launch_ns| past(launch_ns) > self.tolerance_ns()),
+            late: descriptor.flags & FLAG_LAUNCH_TIME != 0 && past() > self.tolerance_ns(),
         }
     }
 
@@ -326,8 +327,7 @@ impl State {
             s.local -= 1;
         }
         let chunk = message.descriptor.chunk;
-        let launch_ns = launch_of(&message.descriptor);
-        let left = given.map(|at| self.local.left(launch_ns, at));
+        let left = given.map(|at| self.local.left(&message.descriptor, at));
         self.tenants.departed(at, source, chunk, Some(left));
     }
 

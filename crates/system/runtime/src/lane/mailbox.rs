@@ -126,6 +126,8 @@ pub enum Command {
     Schedule { port: usize, change: ScheduleChange },
     /// Where the stations of a network are, from now on.
     Network { network: usize, table: NetworkTable },
+    /// Datapaths have failed or work again: networks look for ways by them.
+    ReconnectNetworks,
     /// The way to a destination behind this host as a router; none any more.
     Route {
         network: usize,

@@ -197,6 +197,31 @@ struct Exit {
     via: Vec<Option<PeerHandle>>,
 }
 
+/// A port's way to a place, if it has one.
+fn connect(place: Place, carrier: Carrier, port: &mut LanePort) -> Option<PeerHandle> {
+    if port.trusted {
+        return None;
+    }
+    let connected = match (place, carrier) {
+        (Place::Tunnel(vtep), Carrier::Vxlan { port: number, .. }) => port
+            .port
+            .connect_at_once(SocketAddr::new(vtep, number), None),
+        (Place::Tunnel(_), _) => return None,
+        (Place::Link(interface), _) => port.port.connect_link(interface),
+    };
+    connected
+        .inspect_err(|error| match error {
+            // Another port of the lane may have that interface.
+            ConnectError::NoFrames | ConnectError::OtherInterface(_) => {
+                tracing::debug!(datapath = %port.kind, %error, "not reached through this datapath");
+            }
+            error => {
+                tracing::warn!(datapath = %port.kind, %error, "network not reachable through this datapath");
+            }
+        })
+        .ok()
+}
+
 impl Network {
     pub fn new(table: &NetworkTable) -> Self {
         Self {
@@ -271,43 +296,26 @@ impl Network {
         }
     }
 
-    fn exit(&mut self, place: Place, ports: &mut [LanePort]) -> usize {
-        let carrier = self.carrier;
-        let connect = |port: &mut LanePort| {
-            if port.trusted {
-                return None;
+    /// Looks for a way again by ports that had none to an exit.
+    pub fn reconnect(&mut self, ports: &mut [LanePort]) {
+        for exit in self.exits.iter_mut().flatten() {
+            for (via, port) in exit.via.iter_mut().zip(&mut *ports) {
+                *via = via.or_else(|| connect(exit.place, self.carrier, port));
             }
-            let connected = match (place, carrier) {
-                (Place::Tunnel(vtep), Carrier::Vxlan { port: number, .. }) => port
-                    .port
-                    .connect_at_once(SocketAddr::new(vtep, number), None),
-                (Place::Tunnel(_), _) => return None,
-                (Place::Link(interface), _) => port.port.connect_link(interface),
-            };
-            connected
-                .inspect_err(|error| match error {
-                    // Another port of the lane may have that interface.
-                    ConnectError::NoFrames | ConnectError::OtherInterface(_) => {
-                        tracing::debug!(datapath = %port.kind, %error, "not reached through this datapath");
-                    }
-                    error => {
-                        tracing::warn!(datapath = %port.kind, %error, "network not reachable through this datapath");
-                    }
-                })
-                .ok()
-        };
+        }
+    }
+
+    fn exit(&mut self, place: Place, ports: &mut [LanePort]) -> usize {
         let known = |exit: &Option<Exit>| exit.as_ref().is_some_and(|e| e.place == place);
         if let Some(at) = self.exits.iter().position(known) {
-            // A datapath that had no way there may have one by now: its interface is there again.
-            let exit = self.exits[at].iter_mut();
-            for (via, port) in exit.flat_map(|exit| &mut exit.via).zip(ports) {
-                *via = via.or_else(|| connect(port));
-            }
             return at;
         }
+        let via = ports
+            .iter_mut()
+            .map(|port| connect(place, self.carrier, port));
         let exit = Some(Exit {
             place,
-            via: ports.iter_mut().map(connect).collect(),
+            via: via.collect(),
         });
         match self.exits.iter().position(Option::is_none) {
             Some(at) => {

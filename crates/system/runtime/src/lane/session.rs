@@ -1006,7 +1006,7 @@ impl LaneSession {
     /// Some of an emitted message has left.
     fn note_left(&mut self, slot: usize, left: Left) {
         self.tx_departed[slot] = left.at.as_nanos() as u32;
-        if left.late && self.tx_launch[slot] == Launch::Timely {
+        if left.late {
             self.tx_launch[slot] = Launch::Late;
         }
     }
@@ -1369,8 +1369,8 @@ impl LaneSession {
             return true;
         }
         let source = self.sources.get(usize::from(self.tx_source[chunk]));
-        let few = |source: &LaneSource| source.lent < source.depth / 2;
-        source.is_some_and(|source| source.as_ref().is_some_and(few))
+        let source = source.and_then(Option::as_ref);
+        source.is_some_and(|source| source.lent < source.depth / 2)
             && (self.lent_bytes == 0 || self.lent_bytes + length <= self.map.tx_bytes / 2)
     }
 

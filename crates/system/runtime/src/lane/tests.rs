@@ -53,9 +53,9 @@ struct Scene {
     sink: SinkBlock,
 }
 
-/// What has become of a session's launch times: those that left, the late ones among them, and those that did not.
-fn launches(lane: &Lane, session: usize) -> (u64, u64, u64) {
-    let session = lane.state.tenants.sessions.get(session);
+/// What has become of the first session's launch times: those that left, the late ones among them, and those that did not.
+fn launches(lane: &Lane) -> (u64, u64, u64) {
+    let session = lane.state.tenants.sessions.get(0);
     let counted = session.expect("it is there").counters.read();
     (
         counted.launched,
@@ -171,10 +171,6 @@ impl Scene {
             notify: None,
             mode: takt_session::SinkMode::default(),
         });
-    }
-
-    fn launches(&self) -> (u64, u64, u64) {
-        launches(&self.lane, 0)
     }
 
     fn emit(&self) {
@@ -853,7 +849,7 @@ fn a_frame_that_the_port_refuses_is_told_and_counted_by_when_it_really_leaves() 
     assert!((left..left + WORK).contains(&told), "{left} {told}");
     let counted = timed.counted();
     assert_eq!((counted.frames.sent, counted.frames.sent_late), (1, 1));
-    assert_eq!(timed.scene.launches(), (1, 1, 0));
+    assert_eq!(launches(&timed.scene.lane), (1, 1, 0));
     // Two milliseconds after its time: 2^21 ns.
     assert_eq!(counted.errors[21], 1, "{:?}", counted.errors);
 }
@@ -972,7 +968,7 @@ fn under_way(flags: u8, from: usize, to: usize) -> (Vec<(u32, u32)>, u32) {
                 (_, 0) => (1, 0),
                 _ => (0, 1),
             };
-            let (left, _, missed) = timed.scene.launches();
+            let (left, _, missed) = launches(&timed.scene.lane);
             assert_eq!((left, missed), counted);
             return (parts, completion.outcome);
         }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -28,8 +28,8 @@ use super::view::{Figures, Seen};
 use crate::failure::Failure;
 
 const PAGE: &str = include_str!("page.html");
-/// Its port unless another is asked for.
-const USUAL_PORT: u16 = 8088;
+/// Where browsers of this machine find it unless it is to be elsewhere: at another port where that one is taken.
+pub const USUAL: [SocketAddr; 2] = [at_home(8088), at_home(0)];
 /// Connections at a time.
 const MOST_CONNECTIONS: usize = 32;
 /// How long a connection may take to send a request, and may stay idle.
@@ -124,32 +124,20 @@ impl Shown {
     }
 }
 
-fn not_served(address: SocketAddr, error: &std::io::Error) -> Failure {
-    Failure::Other(format!(
-        "cannot serve the page at {address}: {error}; choose another address and port with --http, or port 0 for any"
-    ))
+const fn at_home(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 
 impl Page {
-    /// Serves it for browsers of this machine, at the usual port if that is free.
-    pub fn serve_anywhere() -> Result<Self, Failure> {
-        let at = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
-        match std::net::TcpListener::bind(at(USUAL_PORT)) {
-            Ok(listener) => Self::serve_on(listener, at(USUAL_PORT)),
-            Err(_) => Self::serve(at(0)),
-        }
-    }
-
-    /// Serves it.
-    pub fn serve(address: SocketAddr) -> Result<Self, Failure> {
-        match std::net::TcpListener::bind(address) {
-            Ok(listener) => Self::serve_on(listener, address),
-            Err(error) => Err(not_served(address, &error)),
-        }
-    }
-
-    fn serve_on(listener: std::net::TcpListener, address: SocketAddr) -> Result<Self, Failure> {
-        let failed = |error: std::io::Error| not_served(address, &error);
+    /// Serves it at the first of these addresses that is free.
+    pub fn serve(addresses: &[SocketAddr]) -> Result<Self, Failure> {
+        let failed = |error: std::io::Error| {
+            let address = addresses.last().unwrap_or(&USUAL[0]);
+            Failure::Other(format!(
+                "cannot serve the page at {address}: {error}; choose another address and port with --http, or port 0 for any"
+            ))
+        };
+        let listener = std::net::TcpListener::bind(addresses).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let runtime = tokio::runtime::Builder::new_current_thread()

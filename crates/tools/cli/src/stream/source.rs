@@ -387,9 +387,7 @@ impl GStreamer {
             pipeline: pipeline.to_owned(),
         })
     }
-}
 
-impl GStreamer {
     fn failed(&self) -> Failure {
         Failure::Other(format!(
             "the pipeline `{}` fails: gst-launch-1.0 says why above; try it alone first",

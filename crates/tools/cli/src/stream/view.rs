@@ -14,7 +14,7 @@ use takt::Wait;
 use takt_streaming::rtp::{self, Packetizer};
 use takt_streaming::{Client, ClientCounters, ClientOptions, Error, Format, Frame, Keep, Pixels};
 
-use super::page::{Page, Shown};
+use super::page::{Page, Shown, USUAL};
 use crate::application::Application;
 use crate::failure::Failure;
 use crate::output::{Form, counted, print_json_line};
@@ -263,10 +263,7 @@ impl View {
         if let Some(address) = &self.rtp {
             return Ok(Out::Rtp(Box::new(RtpOut::open(address, self.packet)?)));
         }
-        let page = match self.http {
-            Some(address) => Page::serve(address)?,
-            None => Page::serve_anywhere()?,
-        };
+        let page = Page::serve(self.http.as_ref().map_or(&USUAL, std::slice::from_ref))?;
         eprintln!("the picture is at http://{}/", page.address());
         Ok(Out::Page(page))
     }

@@ -69,10 +69,9 @@ impl Pub {
             Encoded::Json => check_json(message),
             Encoded::Text | Encoded::Bytes => Ok(()),
         };
-        // Before anybody is waited for.
-        self.messages
-            .first()
-            .map_or(Ok(()), |first| check(&first))?;
+        let text = self.messages.text();
+        // Once, and before anybody is waited for.
+        text.map_or(Ok(()), |text| check(text.as_bytes()))?;
         let stop = Stop::by_signals()?;
         let joined = Joined::new(&self.application, "takt topic pub")?;
         joined.warn();
@@ -100,7 +99,9 @@ impl Pub {
         stop.wakes(publisher.source().waker());
         let emit = |message: &[u8]| {
             look();
-            check(message)?;
+            if text.is_none() {
+                check(message)?;
+            }
             match publisher.publish(message, Wait::Forever) {
                 Err(error) if error.is_interrupted() => Ok(None),
                 token => Ok(Some(token?)),
