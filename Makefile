@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME,PROPTEST_RNG_SEED)
 
-.PHONY: help demo test setup setup-build build datapaths test-datapaths lint-datapaths site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-cluster cluster-up cluster-down bench bench-kubernetes install uninstall deb wheel clean
+.PHONY: help demo test setup setup-build build datapaths test-datapaths lint-datapaths site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-cluster cluster-up cluster-down bench bench-technologies bench-kubernetes install uninstall deb wheel clean
 
 help:
 	@echo "make demo     an isochronous talker with Takt beside bare metal and Flannel: a table and a report"
@@ -28,9 +28,10 @@ help:
 	@echo "make test-cluster  takt-node in a real Kubernetes of one node, and of two (builds it the first time: a quarter of an hour)"
 	@echo "make cluster-up    such a Kubernetes to play with, until make cluster-down"
 	@echo "make datapaths      the datapaths that need libraries of their own ($(DATAPATHS)), into target/datapaths/release"
-	@echo "make test-datapaths them, linted and tested"
+	@echo "make test-datapaths them, linted and tested; and the benchmark over each beside the bare technology"
 	@echo "make build    release binaries and libraries into target/release"
 	@echo "make bench    all benchmarks beside all peers (builds zenoh, ZeroMQ, iceoryx2: slow)"
+	@echo "make bench-technologies  one benchmark written for UDP sockets, AF_XDP, DPDK, libfabric and Takt: figures, lines of code"
 	@echo "make bench-kubernetes  what CPU reservations cost in a cluster, and a Ray job with and without (a quarter of an hour)"
 	@echo "make install  after make build: PREFIX=/usr/local; \`make uninstall\` takes it away again"
 	@echo "make site     the documentation with search, into out/site; no dead links"
@@ -72,6 +73,15 @@ lint-datapaths:
 
 test-datapaths: setup lint-datapaths
 	$(call each_datapath,$(SUDO) env CARGO_TARGET_DIR=$$CARGO_TARGET_DIR $(CARGO) test)
+	$(CARGO) build -p taktd -p takt-capi
+	$(SUDO) tests/technologies/run.py --rounds 1 --count 500
+
+# Figures beside the bare technologies, and lines of code: ROUNDS=9 COUNT=20000.
+bench-technologies: ROUNDS ?= 9
+bench-technologies: COUNT ?= 20000
+bench-technologies: datapaths
+	$(CARGO) build --release -p taktd -p takt-capi
+	$(SUDO) tests/technologies/run.py --build target/release --rounds $(ROUNDS) --count $(COUNT)
 
 lint: setup
 	$(CARGO) fmt --all --check

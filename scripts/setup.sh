@@ -73,6 +73,8 @@ if [ "$want" = datapaths ] || [ "$want" = test ]; then
     # With the drivers of its virtual devices.
     need /usr/include/dpdk/rte_ethdev.h libdpdk-dev
     need /usr/include/rdma/fabric.h libfabric-dev
+    # What programs for AF_XDP alone are written with.
+    need /usr/include/xdp/xsk.h libxdp-dev
 fi
 
 if ! command -v cargo >/dev/null 2>&1; then
