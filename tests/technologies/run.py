@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
@@ -55,13 +56,18 @@ def run(*command, **options):
     return subprocess.run(command, check=True, text=True, capture_output=True, **options).stdout
 
 
+def core(host):
+    """One of its own for each host, where there are two."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[host % len(cores)]
+
+
 class Site:
     """Two hosts on one link, and a folder for files."""
 
     def __init__(self, folder):
         self.folder = folder
         self.names = [f"takt-b{host}-{os.getpid()}" for host in "12"]
-        self.ends = []
 
     def __enter__(self):
         try:
@@ -92,8 +98,7 @@ class Site:
 
     def start(self, host, command, pinned=False, **options):
         if pinned:
-            cores = sorted(os.sched_getaffinity(0))
-            command = ["taskset", "-c", cores[host % len(cores)], *command]
+            command = ["taskset", "-c", core(host), *command]
         command = ["ip", "netns", "exec", self.names[host], *map(str, command)]
         return Process(command, self.folder, **options)
 
@@ -114,10 +119,14 @@ class Process:
             env={**os.environ, **(environment or {})},
         )
         if ready:
+            late = threading.Timer(PATIENCE, self.process.kill)
+            late.start()
             for line in self.process.stdout:
                 if ready in line:
+                    late.cancel()
                     return
             self.process.wait()
+            late.cancel()
             raise self.fault("did not get ready")
 
     def __enter__(self):
@@ -174,7 +183,7 @@ def bare_arguments(site, name, host):
                 "--no-telemetry",
                 "--no-shconf",
                 "-l",
-                host,
+                core(host),
                 "--log-level=error",
                 f"--vdev=net_memif0,role={role},bsize=16384,socket-abstract=no,socket={place}",
             ]
@@ -276,7 +285,7 @@ def takt_turn(site, name, build, lengths, count):
 
 def compile_all(site, technologies, build):
     """Programs into the folder; Takt's beside its library."""
-    libtakt = build.resolve() / "libtakt.so"
+    libtakt = build / "libtakt.so"
     if not libtakt.exists():
         raise Fault(f"{libtakt} is not there: make build, or cargo build -p takt-capi -p taktd")
     (site.folder / "libtakt.so.0").symlink_to(libtakt)
@@ -348,7 +357,7 @@ def main():
     parser.add_argument("technologies", nargs="*", metavar="TECHNOLOGY", help=f"some of {', '.join(BARE)}; all without")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--count", type=int, default=20000, help="round trips of a turn; four times as many one way")
-    parser.add_argument("--build", type=Path, default=TOP / "target/debug")
+    parser.add_argument("--build", type=lambda path: Path(path).resolve(), default=TOP / "target/debug")
     parser.add_argument("--json", type=Path, help="where to write all figures")
     options = parser.parse_args()
     for name in set(options.technologies) - set(BARE):
