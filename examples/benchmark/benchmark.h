@@ -85,11 +85,14 @@ static void serve(void) {
 
 /* The answer to a message of this kind; false: none within a time. */
 static bool answer(enum kind kind, uint32_t number, uint64_t patience_ns, struct header *header) {
-    for (uint64_t end = now_ns() + patience_ns; now_ns() < end;) {
+    for (uint64_t end = now_ns() + patience_ns;;) {
         void *message;
         size_t length = network_receive(&message);
-        if (!length)
+        if (!length) {
+            if (now_ns() > end)
+                return false;
             continue;
+        }
         if (length >= sizeof *header)
             memcpy(header, message, sizeof *header);
         else
@@ -98,7 +101,6 @@ static bool answer(enum kind kind, uint32_t number, uint64_t patience_ns, struct
         if (header->kind == (uint32_t)kind && header->number == number)
             return true;
     }
-    return false;
 }
 
 static bool round_trip(enum kind kind, uint32_t number, size_t length, struct header *header) {

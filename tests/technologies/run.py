@@ -230,9 +230,12 @@ def both(site, program, arguments, lossless, lengths, count, environment=None):
         for what, messages in [("ping", count), ("stream", 4 * count)]:
             serve, command = [program, "serve", *arguments(1)], [program, what, messages, length, *arguments(0)]
             # A server of its own for each: DPDK's memif takes one client.
-            with site.start(1, serve, ready="ready", environment=environment, pinned=pinned):
+            with site.start(1, serve, ready="ready", environment=environment, pinned=pinned) as server:
                 with site.start(0, command, environment=environment, pinned=pinned) as client:
-                    figures.update(client.output())
+                    try:
+                        figures.update(client.output())
+                    except Fault as fault:
+                        raise Fault(f"{fault}\n{server.fault('said:')}") from None
         if figures["round_trips"] != count:
             raise Fault(f"{program}: {figures['round_trips']} of {count} round trips")
         if lossless and figures["arrived"] != figures["sent"] or not figures["arrived"]:
