@@ -6,6 +6,7 @@ use std::path::Path;
 use bytesize::ByteSize;
 use takt_runtime::config::{Idle, LaneConfig, ListenerConfig, SchedulingClass};
 use takt_runtime::peering::keys::Protection;
+use takt_runtime::policy::MappingPolicy;
 
 use crate::config::Settings;
 use crate::config::value::Channels;
@@ -124,6 +125,7 @@ fn outline(settings: &Settings, out: &mut String) -> std::fmt::Result {
             )?;
         }
     }
+    of_mapping(&config.mapping, &datapaths.collect::<Vec<_>>(), out)?;
     for core in config.lanes.iter().filter_map(|lane| lane.core) {
         if !Path::new(&format!("/sys/devices/system/cpu/cpu{core}")).exists() {
             writeln!(
@@ -148,6 +150,48 @@ fn outline(settings: &Settings, out: &mut String) -> std::fmt::Result {
         None => writeln!(out, "metrics    none")?,
     }
     writeln!(out, "log        {}", settings.file.log.level)
+}
+
+/// Which datapaths streams get, where the configuration says more than is usual.
+fn of_mapping(mapping: &MappingPolicy, known: &[&str], out: &mut String) -> std::fmt::Result {
+    let usual = MappingPolicy::default();
+    for (use_of_cores, list, usual) in [
+        ("frugal", &mapping.fast_frugal, &usual.fast_frugal),
+        ("unlimited", &mapping.fast_unlimited, &usual.fast_unlimited),
+    ] {
+        if list != usual {
+            // Tried last in any case.
+            let last = Some("udp").filter(|udp| !list.iter().any(|name| name == udp));
+            let tried: Vec<&str> = list.iter().map(String::as_str).chain(last).collect();
+            let tried = tried.join(", ");
+            writeln!(out, "mapping    fast {use_of_cores}: {tried}")?;
+        }
+    }
+    for rule in &mapping.rules {
+        let tenants = match rule.tenants.is_empty() {
+            true => "all tenants".to_owned(),
+            false => format!("tenants {}", rule.tenants.join(",")),
+        };
+        let classes = match rule.classes {
+            0 => "all classes".to_owned(),
+            some => format!("classes {}", classes(some)),
+        };
+        writeln!(
+            out,
+            "mapping    rule {}: {tenants}, {classes}: {}",
+            rule.name,
+            rule.datapaths.join(", ")
+        )?;
+        let there = |name: &String| known.contains(&name.as_str());
+        if !rule.datapaths.iter().any(there) {
+            writeln!(
+                out,
+                "warning    none of these is on this node: the streams of rule {} get kernel UDP; configure one by `[datapath.NAME]`",
+                rule.name
+            )?;
+        }
+    }
+    Ok(())
 }
 
 fn of_lane(lane: &LaneConfig) -> String {
@@ -193,11 +237,7 @@ fn of_listener(listener: &ListenerConfig, out: &mut String) -> std::fmt::Result 
         policy.identity,
         channels(&policy.write),
         channels(&policy.read),
-        (0..8)
-            .filter(|class| policy.classes & (1 << class) != 0)
-            .map(|class| class.to_string())
-            .collect::<Vec<_>>()
-            .join(","),
+        classes(policy.classes),
         rate(
             policy.messages_per_second,
             policy.messages_per_second.to_string()
@@ -216,7 +256,13 @@ fn of_listener(listener: &ListenerConfig, out: &mut String) -> std::fmt::Result 
     writeln!(out, ", on lanes {}", numbers(&policy.lanes))
 }
 
-fn numbers(lanes: &[usize]) -> String {
-    let lanes: Vec<String> = lanes.iter().map(usize::to_string).collect();
-    lanes.join(",")
+/// Those of which a bit is set.
+fn classes(bits: u8) -> String {
+    let set: Vec<usize> = (0..8).filter(|class| bits & (1 << class) != 0).collect();
+    numbers(&set)
+}
+
+fn numbers(list: &[usize]) -> String {
+    let list: Vec<String> = list.iter().map(usize::to_string).collect();
+    list.join(",")
 }

@@ -33,6 +33,7 @@ fn check_prints_what_would_run_and_opens_nothing() {
     let directory = written(
         "[node]\nname = \"press\"\nport = 9000\n[security]\nprotection = \"none\"\n[[peer]]\naddress = \"10.0.0.2\"\n[[lane]]\nidle = \"spin\"\n\
          [[listener]]\npath = \"/nonexistent/press.sock\"\nwrite = [\"1-9\"]\n\
+         [mapping]\nfast_frugal = [\"udp\"]\n[[mapping.rule]]\nname = \"control\"\ntenants = [\"press\"]\nclasses = [6, 7]\ndatapaths = [\"dpdk\"]\n\
          [datapath.xdp]\ninterface = \"takt-t-none\"\n[metrics]\naddress = \"127.0.0.1:9464\"\n",
     );
     let mut check = command(&directory);
@@ -48,6 +49,8 @@ fn check_prints_what_would_run_and_opens_nothing() {
         "write 1-9, read *",
         "xdp on takt-t-none",
         "there is no interface takt-t-none",
+        "fast frugal: udp",
+        "rule control: tenants press, classes 6,7: dpdk\nwarning    none of these",
         "http://127.0.0.1:9464/metrics",
     ] {
         assert!(text.contains(expected), "{expected} in\n{text}");
