@@ -72,9 +72,10 @@ lint-datapaths:
 	$(call each_datapath,$(CARGO) fmt --check && $(CARGO) clippy --all-targets -- -D warnings)
 
 test-datapaths: setup lint-datapaths
-	$(call each_datapath,$(SUDO) env CARGO_TARGET_DIR=$$CARGO_TARGET_DIR $(CARGO) test)
 	$(CARGO) build -p taktd -p takt-capi
+	$(call each_datapath,$(CARGO) build --quiet)
 	$(SUDO) tests/technologies/run.py --rounds 1 --count 500
+	$(call each_datapath,$(SUDO) env CARGO_TARGET_DIR=$$CARGO_TARGET_DIR $(CARGO) test)
 
 # Figures beside the bare technologies, and lines of code: ROUNDS=9 COUNT=20000.
 bench-technologies: ROUNDS ?= 9
