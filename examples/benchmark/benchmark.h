@@ -47,15 +47,15 @@ static void fail(const char *what) {
     exit(1);
 }
 
-/* Whether there was room. */
-static bool send_message(const struct header *header, size_t length) {
-    void *buffer = network_buffer(length);
-    if (!buffer)
-        return false;
+/* Waits for room. */
+static void send_message(const struct header *header, size_t length) {
+    void *buffer;
+    do
+        buffer = network_buffer(length);
+    while (!buffer);
     memset(buffer, 7, length);
     memcpy(buffer, header, sizeof *header);
     network_send(length);
-    return true;
 }
 
 static void serve(void) {
@@ -78,8 +78,7 @@ static void serve(void) {
             counted = 0;
         } else if (header.kind != ECHO)
             continue;
-        while (!send_message(&header, length)) {
-        }
+        send_message(&header, length);
     }
 }
 
@@ -106,8 +105,7 @@ static bool answer(enum kind kind, uint32_t number, uint64_t patience_ns, struct
 static bool round_trip(enum kind kind, uint32_t number, size_t length, struct header *header) {
     for (int tries = 0; tries < 100; tries++) {
         struct header sent = {.kind = kind, .number = number};
-        while (!send_message(&sent, length)) {
-        }
+        send_message(&sent, length);
         if (answer(kind, number, 100000000, header))
             return true;
     }
@@ -142,8 +140,7 @@ static void stream(uint32_t count, size_t length) {
     uint64_t begun = now_ns(), ended = begun;
     for (uint32_t i = 0; i < count; i++) {
         struct header sent = {.kind = COUNT, .number = i};
-        while (!send_message(&sent, length)) {
-        }
+        send_message(&sent, length);
     }
     /* Messages may still come after it has been asked for the first time. */
     uint64_t counted = 0;

@@ -101,11 +101,16 @@ static struct slot *complete(struct fid_cq *queue, size_t *length) {
     return entry.op_context;
 }
 
-static void *network_buffer(size_t length) {
-    size_t whole;
+/* Takes back what has been sent. */
+static void reclaim(void) {
+    size_t length;
     struct slot *slot;
-    while ((slot = complete(sent, &whole)))
+    while ((slot = complete(sent, &length)))
         free_slots[free_count++] = slot;
+}
+
+static void *network_buffer(size_t length) {
+    reclaim();
     if (!free_count || length > ROOM)
         return NULL;
     writing = free_slots[--free_count];
@@ -115,12 +120,9 @@ static void *network_buffer(size_t length) {
 
 static void network_send(size_t length) {
     ssize_t error;
-    size_t whole;
-    struct slot *slot;
     while ((error = fi_send(endpoint, writing->bytes, sizeof own + length, out_descriptor, other, &writing->context)) ==
            -FI_EAGAIN)
-        while ((slot = complete(sent, &whole)))
-            free_slots[free_count++] = slot;
+        reclaim();
     check(error, "send");
 }
 

@@ -121,13 +121,11 @@ class Process:
         if ready:
             late = threading.Timer(PATIENCE, self.process.kill)
             late.start()
-            for line in self.process.stdout:
-                if ready in line:
-                    late.cancel()
-                    return
-            self.process.wait()
+            got_ready = any(ready in line for line in self.process.stdout)
             late.cancel()
-            raise self.fault("did not get ready")
+            if not got_ready:
+                self.process.wait()
+                raise self.fault("did not get ready")
 
     def __enter__(self):
         return self
@@ -230,12 +228,14 @@ def both(site, program, arguments, lossless, lengths, count, environment=None):
         for what, messages in [("ping", count), ("stream", 4 * count)]:
             serve, command = [program, "serve", *arguments(1)], [program, what, messages, length, *arguments(0)]
             # A server of its own for each: DPDK's memif takes one client.
-            with site.start(1, serve, ready="ready", environment=environment, pinned=pinned) as server:
-                with site.start(0, command, environment=environment, pinned=pinned) as client:
-                    try:
-                        figures.update(client.output())
-                    except Fault as fault:
-                        raise Fault(f"{fault}\n{server.fault('said:')}") from None
+            with (
+                site.start(1, serve, ready="ready", environment=environment, pinned=pinned) as server,
+                site.start(0, command, environment=environment, pinned=pinned) as client,
+            ):
+                try:
+                    figures.update(client.output())
+                except Fault as fault:
+                    raise Fault(f"{fault}\n{server.fault('said:')}") from None
         if figures["round_trips"] != count:
             raise Fault(f"{program}: {figures['round_trips']} of {count} round trips")
         if lossless and figures["arrived"] != figures["sent"] or not figures["arrived"]:

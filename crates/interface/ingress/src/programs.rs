@@ -68,17 +68,13 @@ impl Device {
     }
 
     fn programs_at(&self, place: TcAttachType) -> Result<Vec<ProgramInfo>, Error> {
-        let gone = || Error::Detached(self.name.clone());
-        let here = || sys::index(&self.name).ok() == Some(self.index);
-        if !here() {
-            return Err(gone());
+        let asked = SchedClassifier::query_tcx(&self.name, place);
+        // Afterwards: it may have gone while we asked.
+        if sys::index(&self.name).ok() != Some(self.index) {
+            return Err(Error::Detached(self.name.clone()));
         }
-        match SchedClassifier::query_tcx(&self.name, place) {
-            Ok((_, programs)) => Ok(programs),
-            // It went while we asked.
-            Err(_) if !here() => Err(gone()),
-            Err(error) => Err(Error::load("ask for the programs of the device")(error)),
-        }
+        let (_, programs) = asked.map_err(Error::load("ask for the programs of the device"))?;
+        Ok(programs)
     }
 }
 

@@ -8,8 +8,8 @@ use takt_runtime::config::{Idle, LaneConfig, ListenerConfig, SchedulingClass};
 use takt_runtime::peering::keys::Protection;
 use takt_runtime::policy::MappingPolicy;
 
-use crate::config::Settings;
 use crate::config::value::Channels;
+use crate::config::{Settings, classes_of};
 
 /// The outline of a node. Nothing is opened or probed: a running daemon is not disturbed.
 pub fn of(settings: &Settings) -> String {
@@ -174,7 +174,7 @@ fn of_mapping(mapping: &MappingPolicy, known: &[&str], out: &mut String) -> std:
         };
         let classes = match rule.classes {
             0 => "all classes".to_owned(),
-            some => format!("classes {}", classes(some)),
+            some => format!("classes {}", numbers(classes_of(some))),
         };
         writeln!(
             out,
@@ -237,7 +237,7 @@ fn of_listener(listener: &ListenerConfig, out: &mut String) -> std::fmt::Result 
         policy.identity,
         channels(&policy.write),
         channels(&policy.read),
-        classes(policy.classes),
+        numbers(classes_of(policy.classes)),
         rate(
             policy.messages_per_second,
             policy.messages_per_second.to_string()
@@ -256,13 +256,7 @@ fn of_listener(listener: &ListenerConfig, out: &mut String) -> std::fmt::Result 
     writeln!(out, ", on lanes {}", numbers(&policy.lanes))
 }
 
-/// Those of which a bit is set.
-fn classes(bits: u8) -> String {
-    let set: Vec<usize> = (0..8).filter(|class| bits & (1 << class) != 0).collect();
-    numbers(&set)
-}
-
-fn numbers(list: &[usize]) -> String {
-    let list: Vec<String> = list.iter().map(usize::to_string).collect();
+fn numbers(list: impl IntoIterator<Item = impl ToString>) -> String {
+    let list: Vec<String> = list.into_iter().map(|number| number.to_string()).collect();
     list.join(",")
 }

@@ -12,7 +12,7 @@ use takt_wire::ethernet::MacAddress;
 use super::proto;
 use crate::config::file;
 use crate::config::value::{Bytes, Channels, FileMode, FromText, Nanoseconds, Prefixed, Written};
-use crate::config::{check_listener, listener};
+use crate::config::{check_listener, classes_of, listener};
 
 /// What to set.
 ///
@@ -228,9 +228,7 @@ pub fn to_message(status: ListenerStatus) -> proto::ListenerStatus {
             uids: policy.uids,
             write: ranges(policy.write),
             read: ranges(policy.read),
-            classes: (0..8)
-                .filter(|class| policy.classes & (1 << class) != 0)
-                .collect(),
+            classes: classes_of(policy.classes).map(u32::from).collect(),
             messages_per_second: policy.messages_per_second,
             bytes_per_second: policy.bytes_per_second,
             memory_bytes: policy.memory as u64,

@@ -334,6 +334,11 @@ fn class_bits(classes: &[u8]) -> u8 {
     classes.iter().fold(0, |bits, class| bits | 1 << class)
 }
 
+/// The traffic classes of which a bit is set.
+pub fn classes_of(bits: u8) -> impl Iterator<Item = u8> {
+    (0..8).filter(move |class| bits & (1 << class) != 0)
+}
+
 /// A listener as the runtime takes it.
 pub fn listener(listener: &file::Listener) -> ListenerConfig {
     let ranges = |list: &[value::Written<value::Channels>]| {
