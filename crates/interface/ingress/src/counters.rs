@@ -105,6 +105,11 @@ impl Counters {
         (more, all)
     }
 
+    /// Whether there is something of ours that the runtime has not been told.
+    pub(crate) fn has_news(&self) -> bool {
+        self.news(&[]).0.iter().any(|count| *count > 0)
+    }
+
     /// It has been told.
     pub(crate) fn told(&mut self, all: unserved::Counts) {
         self.told = all;

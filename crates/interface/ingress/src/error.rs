@@ -56,6 +56,36 @@ pub enum Error {
         "the program is not at {0} any more: the device has gone, or somebody has detached the program; attach again if the pod is there"
     )]
     Detached(String),
+    /// There is no such tap device here.
+    #[error(
+        "there is no tap device {0} in this network namespace: `ip tuntap add dev {0} mode tap`, and `ip link set {0} master BRIDGE up` for the \
+         network that the guest is to have"
+    )]
+    NoTap(String),
+    /// Somebody has it.
+    #[error(
+        "the tap device {0} is in use: end the other process that has it, or name another device"
+    )]
+    TapBusy(String),
+    /// More queue pairs than a guest can have, or none.
+    #[error("{0} queue pairs: a guest has 1 to 16, name as many by --queue")]
+    Queues(usize),
+    /// A socket that cannot be made, or that somebody else answers at.
+    #[error("{}: {told}", path.display())]
+    Socket {
+        /// Where.
+        path: std::path::PathBuf,
+        /// What is wrong.
+        told: String,
+    },
+    /// Nobody serves a guest there.
+    #[error("nobody serves a guest at {} ({told}): start `takt guest attach --vhost-user {}`", socket.display(), socket.display())]
+    NoGuest {
+        /// The VMM's socket.
+        socket: std::path::PathBuf,
+        /// The kernel's answer.
+        told: String,
+    },
     /// The runtime refuses.
     #[error(transparent)]
     Runtime(#[from] takt::Error),

@@ -1,42 +1,24 @@
 //! From the ring to the runtime: one thread, frame by frame, in the order in which the pod has sent them.
 
-use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::time::{ClockId, DynamicClockId, clock_gettime, clock_gettime_dynamic};
-use takt::{
-    Endpoint, Error as RuntimeError, FrameOptions, FrameSource, Outcome, Qos, Session,
-    SourceOptions, TaiTime, Token,
-};
+use takt::{FrameOptions, TaiTime};
 
 use crate::counters::{Counters, Unserved};
 use crate::error::Error;
 use crate::programs::{Attached, Device};
-use crate::record::{Foreign, LaunchClock, Record, Summary, Towards, complete_checksum};
+use crate::record::{LaunchClock, Record, Towards, complete_checksum};
+use crate::runtime::{DEPTH, Emitted, Runtime};
 use crate::{ClassFrom, Options};
 
-/// Frames that may be on their way at once: as many as a runtime keeps waiting for a session.
-const DEPTH: u32 = 256;
-/// Memory for that many of a usual MTU, and next to none to receive.
-const TX_BYTES: usize = 2 << 20;
-const RX_BYTES: usize = 64 << 10;
-/// How long the runtime may take to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// How often is looked whether the device is there, what became of frames, and others are told.
 const TICK: Duration = Duration::from_millis(200);
 /// How long is waited between two looks for room: completions ring no bell.
 const ROOM: Duration = Duration::from_micros(500);
-/// For how long it is believed what the runtime has said of a destination. It follows those that were asked for of late.
-const BELIEVED: Duration = Duration::from_secs(5);
-/// The same, of one that it does not reach.
-const DOUBTED: Duration = Duration::from_secs(1);
-/// Destinations that are remembered: as many as a network of the runtime follows.
-const MOST_DESTINATIONS: usize = 4096;
-
 /// The programs at a pod's veth with a session of the pod's listener.
 pub struct Attachment {
     programs: Attached,
@@ -47,18 +29,6 @@ pub struct Attachment {
     next_tick: Instant,
 }
 
-/// The session, and what it has said.
-struct Runtime {
-    frames: FrameSource,
-    _session: Session,
-    /// What the frames must come from, and until when that is believed.
-    endpoint: Option<(Endpoint, Instant)>,
-    /// Whether the runtime reaches a destination, and until when that is believed.
-    destinations: HashMap<Towards, (bool, Instant)>,
-    /// Frames whose outcome is not known, with where they go.
-    pending: Vec<(Token, Towards)>,
-}
-
 impl Attachment {
     /// Opens a session with the runtime and attaches the programs. From then on what has a launch time is taken; it waits for
     /// [`run`](Self::run).
@@ -67,27 +37,12 @@ impl Attachment {
     /// [`Error`].
     pub fn new(options: &Options) -> Result<Self, Error> {
         let device = Device::find(&options.device)?;
-        let mut session = Session::builder()
-            .name(format!("takt veth {}", device.name))
-            .request_timeout(PATIENCE)
-            .tx_bytes(TX_BYTES)
-            .rx_bytes(RX_BYTES);
-        if let Some(socket) = &options.socket {
-            session = session.socket(socket);
-        }
-        let session = session.open()?;
-        let stream = session.stream(Qos::fast())?;
-        let frames = stream.frame_source(SourceOptions { depth: DEPTH })?;
+        let name = format!("takt veth {}", device.name);
+        let runtime = Runtime::open(name, options.socket.as_deref())?;
         let programs = Attached::new(device, options.required)?;
         Ok(Self {
             programs,
-            runtime: Runtime {
-                frames,
-                _session: session,
-                endpoint: None,
-                destinations: HashMap::new(),
-                pending: Vec::new(),
-            },
+            runtime,
             counters: Counters::default(),
             required: options.required,
             class: options.class,
@@ -169,7 +124,7 @@ impl Attachment {
         let unserved = match self.runtime.admit(frame) {
             Ok((towards, class)) => {
                 let class = match self.class {
-                    ClassFrom::Dscp => class,
+                    ClassFrom::Frame => class,
                     ClassFrom::Fixed(class) => class,
                 };
                 let options = FrameOptions {
@@ -200,18 +155,10 @@ impl Attachment {
         stop: impl AsFd,
     ) -> Result<Result<(), Unserved>, Error> {
         loop {
-            let frames = &self.runtime.frames;
-            match frames.buffer(frame.len()).and_then(|mut buffer| {
-                buffer.copy_from_slice(frame);
-                frames.emit(buffer, options)
-            }) {
-                Ok(token) => {
-                    self.runtime.pending.push((token, towards));
-                    return Ok(Ok(()));
-                }
-                Err(RuntimeError::WouldBlock) => {}
-                Err(RuntimeError::TooLarge { .. }) => return Ok(Err(Unserved::Malformed)),
-                Err(_) => return Ok(Err(Unserved::Runtime)),
+            match self.runtime.emit(frame, options, towards) {
+                Emitted::Yes => return Ok(Ok(())),
+                Emitted::NoRoom => {}
+                Emitted::Unserved(why) => return Ok(Err(why)),
             }
             // The end does not wait for room.
             if readable(&stop, ROOM)? {
@@ -235,83 +182,8 @@ impl Attachment {
     /// Tells others what has been counted.
     fn report(&mut self) {
         self.programs.tell(self.counters.all());
-        let (more, all) = self.counters.news(&self.programs.counted());
-        if more.iter().any(|count| *count > 0) && self.runtime.frames.tell_unserved(more).is_ok() {
-            self.counters.told(all);
-        }
-    }
-}
-
-impl Runtime {
-    /// Where a frame goes and of which class it is, if it is the runtime's to send.
-    fn admit(&mut self, frame: &[u8]) -> Result<(Towards, takt::TrafficClass), Unserved> {
-        let now = Instant::now();
-        let known = self.endpoint.take().filter(|(_, until)| now < *until);
-        let (endpoint, until) = match known {
-            Some(known) => known,
-            None => {
-                let endpoint = self.frames.endpoint().map_err(|_| Unserved::Runtime)?;
-                (endpoint, now + DOUBTED)
-            }
-        };
-        let summary = Summary::of(frame, &endpoint);
-        self.endpoint = Some((endpoint, until));
-        let summary = summary.map_err(|foreign| match foreign {
-            Foreign::Source => Unserved::Source,
-            Foreign::Kind => Unserved::Kind,
-            Foreign::Malformed => Unserved::Malformed,
-        })?;
-        match self.reaches(summary.towards, now)? {
-            true => Ok((summary.towards, summary.class)),
-            false => Err(Unserved::Station),
-        }
-    }
-
-    /// Whether the runtime reaches a destination. The first time it is asked, and the pod's further packets wait for that.
-    fn reaches(&mut self, towards: Towards, now: Instant) -> Result<bool, Unserved> {
-        if let Some((reached, until)) = self.destinations.get(&towards)
-            && now < *until
-        {
-            return Ok(*reached);
-        }
-        // The pod has found the station of the next hop by itself, so that it is of no interest which one that is.
-        let nowhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
-        let receiver = towards.receiver.unwrap_or(nowhere);
-        let resolved = self
-            .frames
-            .resolve(receiver, nowhere, Some(towards.station));
-        let reached = match resolved {
-            Ok(found) => found.is_some(),
-            Err(RuntimeError::Refused(_)) => false,
-            Err(_) => return Err(Unserved::Runtime),
-        };
-        if self.destinations.len() >= MOST_DESTINATIONS {
-            self.destinations.retain(|_, (_, until)| now < *until);
-            if self.destinations.len() >= MOST_DESTINATIONS {
-                self.destinations.clear();
-            }
-        }
-        let until = now + if reached { BELIEVED } else { DOUBTED };
-        self.destinations.insert(towards, (reached, until));
-        Ok(reached)
-    }
-
-    /// Counts what became of frames.
-    fn settle(&mut self, counters: &mut Counters) {
-        let Self {
-            frames,
-            pending,
-            destinations,
-            ..
-        } = self;
-        pending.retain(|(token, towards)| {
-            let outcome = frames.outcome(*token);
-            if outcome == Outcome::Unreachable {
-                destinations.remove(towards);
-            }
-            counters.outcome(outcome);
-            outcome == Outcome::Pending
-        });
+        self.runtime
+            .tell(&mut self.counters, &self.programs.counted());
     }
 }
 

@@ -8,6 +8,8 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | [`guest`] | the same for virtual machines: the device by which a guest sends |
+//! | `runtime` | the runtime, to which frames of others are given |
 //! | `programs` | loading and attaching the programs of `bpf/` |
 //! | [`record`] | what the ring holds: pure |
 //! | `forward` | from the ring to the runtime |
@@ -18,9 +20,11 @@
 mod counters;
 mod error;
 mod forward;
+pub mod guest;
 mod programs;
 #[doc(hidden)] // for fuzz targets
 pub mod record;
+mod runtime;
 mod sys;
 
 use std::path::PathBuf;
@@ -33,12 +37,27 @@ pub use forward::Attachment;
 /// Which traffic class frames are of. The pod's `SO_PRIORITY` ends at the veth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClassFrom {
-    /// The class selector of the packet's DSCP (RFC 2474, section 4.2.2.1), which is what `IP_TOS` and `IPV6_TCLASS` set; 0 for what is
-    /// not IP.
+    /// The priority of its VLAN tag, or the class selector of its DSCP (RFC 2474, section 4.2.2.1), which is what `IP_TOS` and
+    /// `IPV6_TCLASS` set; 0 for what has neither.
     #[default]
-    Dscp,
+    Frame,
     /// This one for all.
     Fixed(TrafficClass),
+}
+
+impl std::str::FromStr for ClassFrom {
+    type Err = &'static str;
+
+    /// 0 to 7, or `frame`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "frame" {
+            return Ok(Self::Frame);
+        }
+        let class = text.parse().ok().and_then(TrafficClass::new);
+        class
+            .map(Self::Fixed)
+            .ok_or("neither a class from 0 to 7 nor `frame`")
+    }
 }
 
 /// What to take, and for whom.

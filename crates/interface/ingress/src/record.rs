@@ -9,6 +9,7 @@ use takt::{Endpoint, TrafficClass};
 use takt_wire::checksum::PartialSum;
 use takt_wire::ethernet::{self, EtherType, MacAddress};
 use takt_wire::ip::{Addresses, Protocol};
+use takt_wire::vlan::VlanTag;
 use takt_wire::{ipv4, ipv6};
 
 /// Octets before the frame: when it is to leave, its length, its clock.
@@ -83,7 +84,7 @@ pub struct Towards {
 pub struct Summary {
     /// Where to.
     pub towards: Towards,
-    /// The class selector of its DSCP (RFC 2474); 0 if it is not IP.
+    /// The priority of its VLAN tag, or the class selector of its DSCP (RFC 2474); 0 if it has neither.
     pub class: TrafficClass,
 }
 
@@ -119,6 +120,7 @@ impl Summary {
                 let (source, receiver) = (packet.source(), packet.destination());
                 (source.into(), receiver.into(), packet.dscp())
             }
+            EtherType::VLAN => return Self::tagged(station, packet, endpoint),
             kind if kind.is_reserved() => return Err(Foreign::Kind),
             _ => {
                 return Ok(Self {
@@ -140,6 +142,23 @@ impl Summary {
                 receiver: Some(receiver),
             },
             class: TrafficClass::new(dscp.value() >> 3).unwrap_or_default(),
+        })
+    }
+
+    /// Of a frame with a tag of one of the endpoint's VLANs, of the class that is its priority code point.
+    fn tagged(station: MacAddress, packet: &[u8], endpoint: &Endpoint) -> Result<Self, Foreign> {
+        let control = packet.first_chunk().ok_or(Foreign::Malformed)?;
+        let tag = VlanTag::from_control(u16::from_be_bytes(*control));
+        let tag = tag.map_err(|_| Foreign::Malformed)?;
+        if !endpoint.vlans.contains(&tag.id()) {
+            return Err(Foreign::Kind);
+        }
+        Ok(Self {
+            towards: Towards {
+                station: station.0,
+                receiver: None,
+            },
+            class: TrafficClass::new(tag.priority()).unwrap_or_default(),
         })
     }
 }
@@ -317,6 +336,16 @@ mod tests {
         let mut six = frame(true, 0, b"x");
         six[LINK_HEADER + 6] = 58;
         assert_eq!(of(&six), Err(Foreign::Kind));
+        let mut tagged = frame(false, 0, b"x");
+        tagged.splice(12..12, [0x81, 0, 0xc0, 7]);
+        assert_eq!(of(&tagged), Err(Foreign::Kind));
+        let within = Endpoint {
+            vlans: vec![7],
+            ..endpoint.clone()
+        };
+        let class = Summary::of(&tagged, &within).map(|summary| summary.class.number());
+        assert_eq!(class, Ok(6));
+        assert_eq!(Summary::of(&tagged[..15], &within), Err(Foreign::Malformed));
         assert_eq!(of(&frame(false, 0, &[0; 1473])), Err(Foreign::Malformed));
         assert_eq!(of(&[0; 13]), Err(Foreign::Malformed));
     }

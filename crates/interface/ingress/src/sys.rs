@@ -357,3 +357,37 @@ fn ask(kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     }
     Ok(body.to_vec())
 }
+
+/// Of `linux/if_tun.h`.
+const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+const TUNSETCARRIER: libc::c_ulong = 0x4004_54e2;
+const IFF_TAP: libc::c_short = 2;
+const IFF_NO_PI: libc::c_short = 0x1000;
+
+/// Makes a descriptor of `/dev/net/tun` that of a tap device, whose frames have nothing before them.
+pub(crate) fn take_tap(tun: BorrowedFd<'_>, device: &str) -> io::Result<()> {
+    // SAFETY: all zero is a request for nothing.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if device.len() >= request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = IFF_TAP | IFF_NO_PI;
+    // SAFETY: the request is as long as the kernel expects and outlives the call.
+    match unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETIFF as _, &raw mut request) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether the host sees a cable at a tap device.
+pub(crate) fn set_carrier(tap: BorrowedFd<'_>, carrier: bool) -> io::Result<()> {
+    let carrier = libc::c_int::from(carrier);
+    // SAFETY: the kernel reads one number, which outlives the call.
+    match unsafe { libc::ioctl(tap.as_raw_fd(), TUNSETCARRIER as _, &raw const carrier) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -6,7 +6,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    balance, bench, capture, clock, completions, daemon, datapaths, demo, doctor, key, lab,
+    balance, bench, capture, clock, completions, daemon, datapaths, demo, doctor, guest, key, lab,
     listener, manual, monitor, network, peer, preload, publish, reload, reserve, schedule, session,
     simulate, status, stream, subscribe, top, topic, veth,
 };
@@ -24,7 +24,7 @@ Exit codes:
 
 Environment:
   TAKT_ADMIN_SOCKET  socket of the admin API
-  TAKT_SOCKET        socket for applications (`pub`, `sub`, `topic`, `stream`, `preload`, `veth`)
+  TAKT_SOCKET        socket for applications (`pub`, `sub`, `topic`, `stream`, `preload`, `veth`, `guest`)
   without them       the user's own node ($XDG_RUNTIME_DIR/takt), then the system's (/run/takt)
 
 Examples:
@@ -84,6 +84,7 @@ pub enum Command {
     Preload(preload::Preload),
     /// Take launch times of programs that cannot be preloaded
     Veth(veth::Veth),
+    Guest(guest::Guest),
     /// Check, show, convert and compare schedules in files
     Schedule(schedule::Schedule),
     /// Find, check and ask for CPU reservations
@@ -139,6 +140,7 @@ impl Command {
             Self::Clock(clock) => clock.run(),
             Self::Preload(preload) => preload.run(),
             Self::Veth(veth) => veth.run(),
+            Self::Guest(guest) => guest.run(),
             Self::Schedule(schedule) => return schedule.run(),
             Self::Reserve(reserve) => reserve.run(),
             Self::Monitor(monitor) => monitor.run(),

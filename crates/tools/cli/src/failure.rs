@@ -33,9 +33,9 @@ pub enum Failure {
     /// The embedded runtime.
     #[error(transparent)]
     Embedded(#[from] takt_embedded::Error),
-    /// Launch times at a veth.
+    /// Frames of pods and guests.
     #[error(transparent)]
-    Veth(#[from] takt_ingress::Error),
+    Ingress(#[from] takt_ingress::Error),
     /// Load management.
     #[error(transparent)]
     Balance(#[from] takt_balance_xdp::Error),
@@ -90,7 +90,7 @@ impl Failure {
         match self {
             Self::Connect(_)
             | Self::Channel(takt::Error::NoRuntime { .. })
-            | Self::Veth(takt_ingress::Error::Runtime(takt::Error::NoRuntime { .. })) => 3,
+            | Self::Ingress(takt_ingress::Error::Runtime(takt::Error::NoRuntime { .. })) => 3,
             Self::Refused(status) if status.code() == tonic::Code::Unavailable => 3,
             Self::Daemon(error) => error.exit_code(),
             Self::Schedule(_) | Self::Tasks(_) => 4,

@@ -18,6 +18,7 @@ mod datapaths;
 mod demo;
 mod doctor;
 mod failure;
+mod guest;
 mod key;
 mod lab;
 mod listener;

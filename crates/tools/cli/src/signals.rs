@@ -1,6 +1,6 @@
 //! SIGINT and SIGTERM: the first asks for the end, a second one is the end.
 
-use std::io::Read;
+use std::io::{self, Read, Write};
 use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -20,6 +20,36 @@ use crate::subscribe::LOOK_EVERY;
 const NOTICE_WITHIN: Duration = Duration::from_secs(5);
 /// How long one that has noticed may take for its end: outcomes, a summary, the runtime.
 const END_WITHIN: Duration = Duration::from_secs(25);
+
+/// What is readable once SIGINT or SIGTERM has come, for what waits for descriptors and does nothing long.
+///
+/// # Errors
+/// No handler can be registered.
+pub fn readable_at_signal() -> Result<UnixStream, Failure> {
+    let (stop, signalled) = UnixStream::pair().map_err(Failure::io("make a pair of sockets"))?;
+    for signal in [SIGINT, SIGTERM] {
+        let signalled = signalled.try_clone();
+        signalled
+            .and_then(|to| low_level::pipe::register(signal, to))
+            .map_err(Failure::io("wait for signals"))?;
+    }
+    Ok(stop)
+}
+
+/// Says on standard output, and to a service manager, that what was started is ready.
+///
+/// # Errors
+/// Standard output is gone.
+pub fn tell_ready(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}")
+        .and_then(|()| out.flush())
+        .map_err(Failure::io("write to standard output"))?;
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        eprintln!("takt: warning: cannot tell the service manager that this is ready: {error}");
+    }
+    Ok(())
+}
 
 /// True once SIGINT or SIGTERM has come. A second one kills, and so does the first one a command that does not
 /// look for five seconds, or does not end within thirty.

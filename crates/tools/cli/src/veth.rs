@@ -1,18 +1,14 @@
 //! `takt veth`: launch times of programs that cannot be preloaded, at the host's end of their pod's veth.
 
-use std::io::{self, Write};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use sd_notify::NotifyState;
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use takt::TrafficClass;
 use takt_ingress::{Attachment, ClassFrom, Options};
 
 use crate::failure::Failure;
 use crate::output::{Align, Form, print, print_json, table};
+use crate::signals::{readable_at_signal, tell_ready};
 
 const HELP: &str = "\
 For programs that `takt preload` cannot serve: statically linked ones, programs in Go, io_uring, system calls made by
@@ -122,14 +118,7 @@ impl Veth {
 impl Attach {
     fn run(self) -> Result<(), Failure> {
         let device = self.device.device;
-        let (stop, signalled) =
-            UnixStream::pair().map_err(Failure::io("make a pair of sockets"))?;
-        for signal in [SIGINT, SIGTERM] {
-            let signalled = signalled.try_clone();
-            signalled
-                .and_then(|to| signal_hook::low_level::pipe::register(signal, to))
-                .map_err(Failure::io("wait for signals"))?;
-        }
+        let stop = readable_at_signal()?;
         let options = Options {
             device: device.clone(),
             socket: self.socket,
@@ -144,16 +133,9 @@ impl Attach {
             true => "is dropped",
             false => "goes the kernel's way",
         };
-        let mut out = io::stdout().lock();
-        writeln!(
-            out,
+        tell_ready(&format!(
             "{device}: taking launch times; what the runtime does not send {otherwise}"
-        )
-        .and_then(|()| out.flush())
-        .map_err(Failure::io("write to standard output"))?;
-        if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
-            eprintln!("takt: warning: cannot tell the service manager that this is ready: {error}");
-        }
+        ))?;
         Ok(attachment.run(stop)?)
     }
 }
@@ -196,13 +178,14 @@ impl Status {
     }
 }
 
-fn class(text: &str) -> Result<ClassFrom, String> {
-    if text == "dscp" {
-        return Ok(ClassFrom::Dscp);
+/// Packets with a tag are not taken at a veth, so that a frame's class is that of its DSCP.
+fn class(text: &str) -> Result<ClassFrom, &'static str> {
+    match text {
+        "dscp" => Ok(ClassFrom::Frame),
+        number => number
+            .parse()
+            .ok()
+            .filter(|class| *class != ClassFrom::Frame)
+            .ok_or("neither a class from 0 to 7 nor `dscp`"),
     }
-    text.parse()
-        .ok()
-        .and_then(TrafficClass::new)
-        .map(ClassFrom::Fixed)
-        .ok_or_else(|| "neither a class from 0 to 7 nor `dscp`".to_owned())
 }

@@ -1,0 +1,257 @@
+//! A VMM's connection: what is offered to the guest, and the threads that serve its queues, one for each that it sends by and one for what
+//! it receives.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use vhost::vhost_user::message::VhostUserProtocolFeatures;
+use vhost_user_backend::{VhostUserBackend, VringEpollHandler, VringRwLock, VringT};
+use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::bindings::virtio_net::{
+    VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MQ,
+};
+use virtio_bindings::bindings::virtio_ring::{
+    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
+};
+use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::event::{
+    EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier,
+};
+
+use super::ring::{self, HEADER, LONGEST, Memory, Put};
+use super::status::{Own, Shared};
+use super::tap::Tap;
+use super::transmit::{Transmitter, Turn};
+
+/// The most descriptors of a queue: as QEMU and others allow.
+const QUEUE_SIZE: usize = 1024;
+/// `VHOST_USER_F_PROTOCOL_FEATURES`.
+const PROTOCOL_FEATURES: u64 = 1 << 30;
+/// Turns that a thread takes before it looks for its end.
+const TURNS: usize = 16;
+/// Frames for the guest of one such turn.
+const BURST: usize = 64;
+/// How long is waited between two looks for room: completions ring no bell.
+const ROOM: Duration = Duration::from_micros(500);
+
+/// What serves a VMM.
+pub(super) struct Connection {
+    transmitters: Arc<[Mutex<Transmitter>]>,
+    receiver: Mutex<Receiver>,
+    tap: Arc<Tap>,
+    shared: Arc<Shared>,
+    memory: Memory,
+    /// Of each thread, for turns without an event.
+    timers: Vec<OwnedFd>,
+}
+
+/// The frame for the guest that is in hand.
+struct Receiver {
+    packet: Box<[u8]>,
+    held: Option<usize>,
+}
+
+impl Connection {
+    pub(super) fn new(
+        transmitters: Arc<[Mutex<Transmitter>]>,
+        tap: Arc<Tap>,
+        shared: Arc<Shared>,
+        memory: Memory,
+    ) -> Result<Self, String> {
+        let timer = || {
+            rustix::time::timerfd_create(
+                TimerfdClockId::Monotonic,
+                TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
+            )
+        };
+        let timers = (0..=transmitters.len()).map(|_| timer());
+        Ok(Self {
+            timers: timers
+                .collect::<Result<_, _>>()
+                .map_err(|e| e.to_string())?,
+            receiver: Mutex::new(Receiver {
+                packet: vec![0; HEADER + LONGEST].into(),
+                held: None,
+            }),
+            transmitters,
+            tap,
+            shared,
+            memory,
+        })
+    }
+
+    /// Has the threads hear of timers and of the tap device.
+    pub(super) fn register(
+        &self,
+        threads: &[Arc<VringEpollHandler<Arc<Self>>>],
+    ) -> Result<(), String> {
+        let told = |error: io::Error| error.to_string();
+        for (thread, timer) in threads.iter().zip(&self.timers) {
+            thread
+                .register_listener(timer.as_raw_fd(), EventSet::IN, self.timer_event())
+                .map_err(told)?;
+        }
+        // Once for all that waits: a guest without buffers is not to keep the thread awake.
+        let edge = EventSet::IN | EventSet::EDGE_TRIGGERED;
+        threads[self.transmitters.len()]
+            .register_listener(self.tap.raw(), edge, self.timer_event() + 1)
+            .map_err(told)
+    }
+
+    /// The number of the timers' events: behind those of queues, and one that the library has.
+    fn timer_event(&self) -> u64 {
+        self.num_queues() as u64 + 1
+    }
+
+    /// Has a thread take a turn after a while.
+    fn again(&self, thread: usize, after: Duration) {
+        let spec = Itimerspec {
+            it_interval: Timespec::default(),
+            it_value: Timespec {
+                tv_sec: after.as_secs() as i64,
+                // None would be never.
+                tv_nsec: i64::from(after.subsec_nanos()).max(1),
+            },
+        };
+        let _ =
+            rustix::time::timerfd_settime(&self.timers[thread], TimerfdTimerFlags::empty(), &spec);
+    }
+
+    /// Sends what the guest has for one of its queues.
+    fn transmit(&self, at: usize, ring: &VringRwLock) {
+        let transmitter = &self.transmitters[at];
+        let mut transmitter = transmitter.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..TURNS {
+            // An error is the guest's, and found again when the ring is read.
+            let _ = ring.disable_notification();
+            match transmitter.turn(ring, &self.memory) {
+                Turn::More => {}
+                Turn::Held => return self.again(at, ROOM),
+                Turn::Empty => {
+                    if !Transmitter::listen(ring) {
+                        if let Some(patience) = transmitter.patience() {
+                            self.again(at, patience);
+                        }
+                        return;
+                    }
+                }
+            }
+        }
+        self.again(at, Duration::ZERO);
+    }
+
+    /// Gives the guest what has come for it.
+    fn receive(&self, ring: &VringRwLock) {
+        let mut receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..TURNS {
+            let _ = ring.disable_notification();
+            let (mut used, mut starved, mut dry) = (false, false, false);
+            for _ in 0..BURST {
+                let Receiver { packet, held } = &mut *receiver;
+                let Some(length) = held.take().or_else(|| self.tap.read(&mut packet[HEADER..]))
+                else {
+                    dry = true;
+                    break;
+                };
+                match ring::put(ring, &self.memory, &mut packet[..HEADER + length]) {
+                    Put::Done => {
+                        used = true;
+                        self.shared.count(0, Own::Received);
+                    }
+                    Put::Unfit => {
+                        used = true;
+                        self.shared.count(0, Own::Unfit);
+                    }
+                    Put::Stopped => self.shared.count(0, Own::Down),
+                    Put::NoBuffer => {
+                        *held = Some(length);
+                        starved = true;
+                        break;
+                    }
+                }
+            }
+            if used {
+                ring::signal(ring);
+            }
+            // Buffers that it provides from here on are told of; those that it has provided meanwhile are used.
+            if dry || (starved && !ring.enable_notification().unwrap_or(false)) {
+                return;
+            }
+        }
+        self.again(self.transmitters.len(), Duration::ZERO);
+    }
+}
+
+impl VhostUserBackend for Connection {
+    type Bitmap = ();
+    type Vring = VringRwLock;
+
+    fn num_queues(&self) -> usize {
+        2 * self.transmitters.len()
+    }
+
+    fn max_queue_size(&self) -> usize {
+        QUEUE_SIZE
+    }
+
+    fn features(&self) -> u64 {
+        // No offload: frames are whole when they come, and the runtime sends them as they are.
+        let always = [
+            VIRTIO_F_VERSION_1,
+            VIRTIO_RING_F_EVENT_IDX,
+            VIRTIO_RING_F_INDIRECT_DESC,
+            VIRTIO_NET_F_CTRL_VQ,
+            VIRTIO_NET_F_GUEST_ANNOUNCE,
+        ];
+        let several = (self.transmitters.len() > 1).then_some(VIRTIO_NET_F_MQ);
+        let bits = always.into_iter().chain(several);
+        bits.fold(PROTOCOL_FEATURES, |bits, bit| bits | 1 << bit)
+    }
+
+    fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+    }
+
+    fn set_event_idx(&self, _enabled: bool) {
+        // The rings know.
+    }
+
+    fn update_memory(&self, _memory: Memory) -> io::Result<()> {
+        // It is the one that we have.
+        Ok(())
+    }
+
+    /// One for each queue that the guest sends by (odd numbers), and one for those by which it receives (even numbers).
+    fn queues_per_thread(&self) -> Vec<u64> {
+        let sending = (0..self.transmitters.len()).map(|at| 1 << (2 * at + 1));
+        let receiving = (0..self.transmitters.len()).fold(0, |mask, at| mask | 1 << (2 * at));
+        sending.chain([receiving]).collect()
+    }
+
+    fn exit_event(&self, _thread: usize) -> Option<(EventConsumer, EventNotifier)> {
+        new_event_consumer_and_notifier(EventFlag::CLOEXEC | EventFlag::NONBLOCK).ok()
+    }
+
+    fn handle_event(
+        &self,
+        event: u16,
+        _events: EventSet,
+        rings: &[VringRwLock],
+        thread: usize,
+    ) -> io::Result<()> {
+        if u64::from(event) == self.timer_event() {
+            let _ = rustix::io::read(&self.timers[thread], &mut [0; 8]);
+        }
+        match thread < self.transmitters.len() {
+            true => self.transmit(thread, &rings[0]),
+            // By the first one alone: whatever a guest has behind it, frames stay in order.
+            false => self.receive(&rings[0]),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! One virtqueue: frames that a guest sends out of it, and frames for the guest into it.
+//!
+//! Rings, descriptors and what they point to are the guest's. Nothing here trusts them: addresses are looked up in its memory, a chain is
+//! followed as long as the ring is at most, and what a chain holds is copied once before it is looked at.
+
+use vhost_user_backend::{VringRwLock, VringT};
+use virtio_queue::{QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
+
+/// The memory of a guest.
+pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
+
+/// Octets before each frame (`struct virtio_net_hdr_v1`, virtio 1.2, clause 5.1.6).
+pub(super) const HEADER: usize = 12;
+/// The longest frame: a jumbo frame with two tags. As a runtime takes at most.
+pub(super) const LONGEST: usize = 9728;
+/// Where in the header the number of buffers is that a frame has taken.
+const BUFFERS: std::ops::Range<usize> = 10..12;
+
+/// What came out of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// A frame, behind its header.
+    Frame,
+    /// Something that is none: what a guest is not to send.
+    Malformed,
+    /// Nothing waits.
+    Empty,
+    /// The guest does not use this ring now.
+    Stopped,
+}
+
+/// Takes the next frame that a guest sends; `packet` has it with its header then.
+pub(super) fn take(ring: &VringRwLock, memory: &Memory, packet: &mut Vec<u8>) -> Taken {
+    packet.clear();
+    let mut state = ring.get_mut();
+    if !state.is_enabled() || !state.get_queue().ready() {
+        return Taken::Stopped;
+    }
+    let memory = memory.memory();
+    let Ok(mut chains) = state.get_queue_mut().iter(memory.clone()) else {
+        // An index that cannot be. The guest has to reset its device.
+        return Taken::Empty;
+    };
+    let Some(chain) = chains.next() else {
+        return Taken::Empty;
+    };
+    let head = chain.head_index();
+    let mut whole = true;
+    for part in chain.readable() {
+        let (at, length) = (packet.len(), part.len() as usize);
+        if length > HEADER + LONGEST - at {
+            whole = false;
+            break;
+        }
+        packet.resize(at + length, 0);
+        if memory.read_slice(&mut packet[at..], part.addr()).is_err() {
+            whole = false;
+            break;
+        }
+    }
+    // None of the offloads is offered, so that all fields are zero but, maybe, those without a meaning.
+    let plain = packet.first_chunk::<2>() == Some(&[0, 0]);
+    if state.add_used(head, 0).is_err() || !whole || !plain || packet.len() <= HEADER {
+        return Taken::Malformed;
+    }
+    Taken::Frame
+}
+
+/// What became of a frame for the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Put {
+    /// The guest has it.
+    Done,
+    /// It does not fit into the buffer that the guest has provided, or the buffer is none.
+    Unfit,
+    /// The guest has no buffer now.
+    NoBuffer,
+    /// The guest does not use this ring now.
+    Stopped,
+}
+
+/// Puts a frame into the ring, with room for its header before it.
+pub(super) fn put(ring: &VringRwLock, memory: &Memory, packet: &mut [u8]) -> Put {
+    let mut state = ring.get_mut();
+    if !state.is_enabled() || !state.get_queue().ready() {
+        return Put::Stopped;
+    }
+    let memory = memory.memory();
+    let Ok(mut chains) = state.get_queue_mut().iter(memory.clone()) else {
+        return Put::NoBuffer;
+    };
+    let Some(chain) = chains.next() else {
+        return Put::NoBuffer;
+    };
+    let head = chain.head_index();
+    packet[..HEADER].fill(0);
+    packet[BUFFERS].copy_from_slice(&1u16.to_le_bytes());
+    let room: u64 = chain
+        .clone()
+        .writable()
+        .map(|part| u64::from(part.len()))
+        .sum();
+    let mut rest = &*packet;
+    if room >= packet.len() as u64 {
+        for part in chain.writable() {
+            let (now, later) = rest.split_at(rest.len().min(part.len() as usize));
+            if memory.write_slice(now, part.addr()).is_err() {
+                break;
+            }
+            rest = later;
+        }
+    }
+    // A buffer that does not do is given back as empty, which the guest counts.
+    let written = if rest.is_empty() { packet.len() } else { 0 };
+    if state.add_used(head, written as u32).is_err() || written == 0 {
+        return Put::Unfit;
+    }
+    Put::Done
+}
+
+/// Tells the guest that buffers have been used, if it wants to be told.
+pub(super) fn signal(ring: &VringRwLock) {
+    if ring.needs_notification().unwrap_or(true) {
+        // A VMM that has gone is told of by its connection.
+        let _ = ring.signal_used_queue();
+    }
+}

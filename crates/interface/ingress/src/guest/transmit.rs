@@ -1,0 +1,205 @@
+//! What becomes of a frame that a guest sends by one of its queues.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use takt::{FrameOptions, TaiTime};
+use vhost_user_backend::{VringRwLock, VringT};
+
+use super::queue::{Queue, Served};
+use super::ring::{self, HEADER, LONGEST, Memory, Taken};
+use super::status::{Own, Shared};
+use super::tap::Tap;
+use crate::ClassFrom;
+use crate::counters::{Counters, Unserved};
+use crate::error::Error;
+use crate::record::Towards;
+use crate::runtime::{Emitted, Runtime};
+
+/// Frames of one turn, after which the thread looks for its end.
+const BURST: usize = 64;
+/// How often the runtime is asked what became of frames, and told of those that it did not get.
+const TICK: Duration = Duration::from_millis(200);
+
+/// One queue of a guest.
+pub(super) struct Transmitter {
+    at: usize,
+    served: Option<(Served, Runtime)>,
+    required: bool,
+    tap: Arc<Tap>,
+    shared: Arc<Shared>,
+    counters: Counters,
+    /// The frame in hand, behind its header.
+    packet: Vec<u8>,
+    /// It waits for room in the runtime.
+    held: Option<(FrameOptions, Towards)>,
+    next_tick: Instant,
+}
+
+/// How a turn ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// There may be more.
+    More,
+    /// The guest sends nothing now.
+    Empty,
+    /// The runtime has no room for what is in hand.
+    Held,
+}
+
+impl Transmitter {
+    pub(super) fn new(
+        queue: &Queue,
+        at: usize,
+        session: String,
+        required: bool,
+        tap: &Arc<Tap>,
+        shared: &Arc<Shared>,
+    ) -> Result<Self, Error> {
+        let served = match queue {
+            Queue::Kernel => None,
+            Queue::Runtime(served) => {
+                let runtime = Runtime::open(session, served.socket.as_deref())?;
+                Some((served.clone(), runtime))
+            }
+        };
+        Ok(Self {
+            at,
+            served,
+            required,
+            tap: Arc::clone(tap),
+            shared: Arc::clone(shared),
+            counters: Counters::default(),
+            packet: Vec::with_capacity(HEADER + LONGEST),
+            held: None,
+            next_tick: Instant::now(),
+        })
+    }
+
+    /// Sends what waits, as much as a turn has.
+    pub(super) fn turn(&mut self, ring: &VringRwLock, memory: &Memory) -> Turn {
+        let mut used = false;
+        let turn = self.burst(ring, memory, &mut used);
+        if used {
+            ring::signal(ring);
+        }
+        self.tick();
+        turn
+    }
+
+    fn burst(&mut self, ring: &VringRwLock, memory: &Memory, used: &mut bool) -> Turn {
+        if let Some((options, towards)) = self.held.take()
+            && !self.emit(options, towards)
+        {
+            return Turn::Held;
+        }
+        for _ in 0..BURST {
+            match ring::take(ring, memory, &mut self.packet) {
+                Taken::Frame => {}
+                Taken::Malformed => {
+                    *used = true;
+                    self.counters.unserved(Unserved::Malformed);
+                    continue;
+                }
+                Taken::Empty | Taken::Stopped => return Turn::Empty,
+            }
+            *used = true;
+            if !self.forward() {
+                return Turn::Held;
+            }
+        }
+        Turn::More
+    }
+
+    /// Sends the frame in hand. Whether it is done with.
+    fn forward(&mut self) -> bool {
+        let Some((served, runtime)) = &mut self.served else {
+            self.hand_to_kernel();
+            return true;
+        };
+        match runtime.admit(&self.packet[HEADER..]) {
+            Ok((towards, class)) => {
+                let options = FrameOptions {
+                    class: match served.class {
+                        ClassFrom::Frame => class,
+                        ClassFrom::Fixed(class) => class,
+                    },
+                    launch: served.when.launch(now()),
+                    deadline: false,
+                };
+                self.emit(options, towards)
+            }
+            Err(why) => {
+                self.unserved(why);
+                true
+            }
+        }
+    }
+
+    /// Gives the frame in hand to the runtime, or does with it what is to be done. Whether it is done with.
+    fn emit(&mut self, options: FrameOptions, towards: Towards) -> bool {
+        let Some((_, runtime)) = &mut self.served else {
+            return true;
+        };
+        match runtime.emit(&self.packet[HEADER..], &options, towards) {
+            Emitted::Yes => true,
+            Emitted::NoRoom => {
+                runtime.settle(&mut self.counters);
+                self.held = Some((options, towards));
+                false
+            }
+            Emitted::Unserved(why) => {
+                self.unserved(why);
+                true
+            }
+        }
+    }
+
+    fn unserved(&mut self, why: Unserved) {
+        self.counters.unserved(why);
+        if !self.required {
+            self.counters.given_back();
+            self.hand_to_kernel();
+        }
+    }
+
+    fn hand_to_kernel(&mut self) {
+        let own = match self.tap.write(&self.packet[HEADER..]) {
+            true => Own::Kernel,
+            false => Own::KernelRefused,
+        };
+        self.shared.count(self.at, own);
+    }
+
+    /// Asks what became of frames, from time to time, and tells others.
+    fn tick(&mut self) {
+        if Instant::now() >= self.next_tick {
+            self.next_tick = Instant::now() + TICK;
+            if let Some((_, runtime)) = &mut self.served {
+                runtime.settle(&mut self.counters);
+                runtime.tell(&mut self.counters, &[]);
+            }
+        }
+        self.shared.set(self.at, self.counters.all());
+    }
+
+    /// When there has to be a turn again although nothing comes; `None`: never.
+    pub(super) fn patience(&self) -> Option<Duration> {
+        let (_, runtime) = self.served.as_ref()?;
+        let pending = runtime.is_pending() || self.counters.has_news();
+        pending.then(|| self.next_tick.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether the guest has given something since it was found to give nothing; if not, it will tell.
+    pub(super) fn listen(ring: &VringRwLock) -> bool {
+        ring.enable_notification().unwrap_or(false)
+    }
+}
+
+/// The time of the clock that launch times are of.
+fn now() -> TaiTime {
+    use rustix::time::{ClockId, DynamicClockId, clock_gettime, clock_gettime_dynamic};
+    let now = clock_gettime_dynamic(DynamicClockId::Tai)
+        .unwrap_or_else(|_| clock_gettime(ClockId::Realtime));
+    TaiTime::from_nanos(now.tv_sec.saturating_mul(1_000_000_000) + now.tv_nsec)
+}

@@ -1,0 +1,195 @@
+//! The runtime as one who gives it frames of others sees it: whose endpoint they are of, what it reaches, what became of them.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use takt::{
+    Endpoint, Error as RuntimeError, FrameOptions, FrameSource, Outcome, Qos, Session,
+    SourceOptions, Token, TrafficClass,
+};
+
+use crate::counters::{Counters, Unserved};
+use crate::record::{Foreign, Summary, Towards};
+
+/// Frames that may be on their way at once: as many as a runtime keeps waiting for a session.
+pub(crate) const DEPTH: u32 = 256;
+/// Memory for that many of a usual MTU, and next to none to receive.
+const TX_BYTES: usize = 2 << 20;
+const RX_BYTES: usize = 64 << 10;
+/// How long the runtime may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// For how long it is believed what the runtime has said of a destination. It follows those that were asked for of late.
+const BELIEVED: Duration = Duration::from_secs(5);
+/// The same, of one that it does not reach.
+const DOUBTED: Duration = Duration::from_secs(1);
+/// Destinations that are remembered: as many as a network of the runtime follows.
+const MOST_DESTINATIONS: usize = 4096;
+
+/// The session, and what it has said.
+pub(crate) struct Runtime {
+    frames: FrameSource,
+    _session: Session,
+    /// What the frames must come from, and until when that is believed.
+    endpoint: Option<(Endpoint, Instant)>,
+    /// Whether the runtime reaches a destination, and until when that is believed.
+    destinations: HashMap<Towards, (bool, Instant)>,
+    /// Frames whose outcome is not known, with where they go.
+    pending: Vec<(Token, Towards)>,
+    /// Until when it is not asked, because it did not answer in time.
+    silent: Option<Instant>,
+}
+
+/// What became of the wish to send a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Emitted {
+    /// The runtime has it.
+    Yes,
+    /// There is no room for it now.
+    NoRoom,
+    /// It does not get it.
+    Unserved(Unserved),
+}
+
+impl Runtime {
+    /// A session of a listener, as other applications find it if `socket` is `None`.
+    pub(crate) fn open(name: String, socket: Option<&Path>) -> Result<Self, RuntimeError> {
+        let mut session = Session::builder()
+            .name(name)
+            .request_timeout(PATIENCE)
+            .tx_bytes(TX_BYTES)
+            .rx_bytes(RX_BYTES);
+        if let Some(socket) = socket {
+            session = session.socket(socket);
+        }
+        let session = session.open()?;
+        let stream = session.stream(Qos::fast())?;
+        Ok(Self {
+            frames: stream.frame_source(SourceOptions { depth: DEPTH })?,
+            _session: session,
+            endpoint: None,
+            destinations: HashMap::new(),
+            pending: Vec::new(),
+            silent: None,
+        })
+    }
+
+    /// Where a frame goes and of which class it is, if it is the runtime's to send.
+    pub(crate) fn admit(&mut self, frame: &[u8]) -> Result<(Towards, TrafficClass), Unserved> {
+        let now = Instant::now();
+        if self.silent.is_some_and(|until| now < until) {
+            return Err(Unserved::Runtime);
+        }
+        let known = self.endpoint.take().filter(|(_, until)| now < *until);
+        let (endpoint, until) = match known {
+            Some(known) => known,
+            None => {
+                let endpoint = self.frames.endpoint().map_err(|why| self.away(&why))?;
+                (endpoint, now + DOUBTED)
+            }
+        };
+        let summary = Summary::of(frame, &endpoint);
+        self.endpoint = Some((endpoint, until));
+        let summary = summary.map_err(|foreign| match foreign {
+            Foreign::Source => Unserved::Source,
+            Foreign::Kind => Unserved::Kind,
+            Foreign::Malformed => Unserved::Malformed,
+        })?;
+        match self.reaches(summary.towards, now)? {
+            true => Ok((summary.towards, summary.class)),
+            false => Err(Unserved::Station),
+        }
+    }
+
+    /// Whether the runtime reaches a destination. The first time it is asked, and the pod's further packets wait for that.
+    fn reaches(&mut self, towards: Towards, now: Instant) -> Result<bool, Unserved> {
+        if let Some((reached, until)) = self.destinations.get(&towards)
+            && now < *until
+        {
+            return Ok(*reached);
+        }
+        // The pod has found the station of the next hop by itself, so that it is of no interest which one that is.
+        let nowhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
+        let receiver = towards.receiver.unwrap_or(nowhere);
+        let resolved = self
+            .frames
+            .resolve(receiver, nowhere, Some(towards.station));
+        let reached = match resolved {
+            Ok(found) => found.is_some(),
+            Err(RuntimeError::Refused(_)) => false,
+            Err(why) => return Err(self.away(&why)),
+        };
+        if self.destinations.len() >= MOST_DESTINATIONS {
+            self.destinations.retain(|_, (_, until)| now < *until);
+            if self.destinations.len() >= MOST_DESTINATIONS {
+                self.destinations.clear();
+            }
+        }
+        let until = now + if reached { BELIEVED } else { DOUBTED };
+        self.destinations.insert(towards, (reached, until));
+        Ok(reached)
+    }
+
+    /// It does not answer. One that hangs is not asked again for a while: others wait meanwhile.
+    fn away(&mut self, why: &RuntimeError) -> Unserved {
+        if matches!(why, RuntimeError::TimedOut) {
+            self.silent = Some(Instant::now() + DOUBTED);
+        }
+        Unserved::Runtime
+    }
+
+    /// Gives it a frame that it [admits](Self::admit).
+    pub(crate) fn emit(
+        &mut self,
+        frame: &[u8],
+        options: &FrameOptions,
+        towards: Towards,
+    ) -> Emitted {
+        let frames = &self.frames;
+        let emitted = frames.buffer(frame.len()).and_then(|mut buffer| {
+            buffer.copy_from_slice(frame);
+            frames.emit(buffer, options)
+        });
+        match emitted {
+            Ok(token) => {
+                self.pending.push((token, towards));
+                Emitted::Yes
+            }
+            Err(RuntimeError::WouldBlock) => Emitted::NoRoom,
+            Err(RuntimeError::TooLarge { .. }) => Emitted::Unserved(Unserved::Malformed),
+            Err(_) => Emitted::Unserved(Unserved::Runtime),
+        }
+    }
+
+    /// Tells it what was counted since it was told last; `program`: as in [`Counters::news`].
+    pub(crate) fn tell(&self, counters: &mut Counters, program: &[u64]) {
+        let (more, all) = counters.news(program);
+        if more.iter().any(|count| *count > 0) && self.frames.tell_unserved(more).is_ok() {
+            counters.told(all);
+        }
+    }
+
+    /// Whether it has to be asked what became of frames.
+    pub(crate) fn is_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Counts what became of frames.
+    pub(crate) fn settle(&mut self, counters: &mut Counters) {
+        let Self {
+            frames,
+            pending,
+            destinations,
+            ..
+        } = self;
+        pending.retain(|(token, towards)| {
+            let outcome = frames.outcome(*token);
+            if outcome == Outcome::Unreachable {
+                destinations.remove(towards);
+            }
+            counters.outcome(outcome);
+            outcome == Outcome::Pending
+        });
+    }
+}
