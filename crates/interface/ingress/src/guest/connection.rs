@@ -212,9 +212,8 @@ impl VhostUserBackend for Connection {
     }
 
     fn protocol_features(&self) -> VhostUserProtocolFeatures {
-        VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::REPLY_ACK
-            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+        // Not CONFIGURE_MEM_SLOTS: QEMU before 8 adds each region once for each queue pair.
+        VhostUserProtocolFeatures::MQ | VhostUserProtocolFeatures::REPLY_ACK
     }
 
     fn set_event_idx(&self, _enabled: bool) {

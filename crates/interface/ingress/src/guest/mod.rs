@@ -11,6 +11,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `connection` | a VMM's connection: features, threads, events |
+//! | `relay` | what a VMM says, on its way to the library that understands it |
 //! | `ring` | one virtqueue: frames out of it and into it |
 //! | `transmit` | what becomes of a frame that the guest sends |
 //! | [`queue`] | what a queue pair is for, as its operator says it |
@@ -22,12 +23,14 @@
 
 mod connection;
 pub mod queue;
+mod relay;
 mod ring;
 mod status;
 mod tap;
 mod transmit;
 
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -35,7 +38,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use rustix::event::{PollFd, PollFlags};
-use vhost::vhost_user::Listener;
 use vhost_user_backend::VhostUserDaemon;
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
@@ -118,7 +120,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Serves a VMM until it goes or `stop` is readable. What went wrong, if something did.
+    /// Serves the VMM that has connected until it goes or `stop` is readable. What went wrong, if something did.
     fn serve(&self, stop: BorrowedFd<'_>) -> Result<(), String> {
         let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
         let connection = Arc::new(Connection::new(
@@ -131,35 +133,37 @@ impl Guest {
         let mut daemon = VhostUserDaemon::new("vhost-user".into(), Arc::clone(&connection), memory)
             .map_err(text)?;
         connection.register(&daemon.get_epoll_handlers())?;
-        // Does not wait: somebody has connected.
-        let listener = self.listener.try_clone().map_err(|e| e.to_string())?;
-        daemon.start(&mut Listener::from(listener)).map_err(text)?;
+        let told = |error: io::Error| error.to_string();
+        let (vmm, _) = self.listener.accept().map_err(told)?;
+        let (mut inner, library) = relay::inner().map_err(told)?;
+        // Does not wait: it is connected.
+        daemon.start(&mut inner).map_err(text)?;
+        drop(inner);
         self.shared.connected.store(true, Ordering::Relaxed);
         self.shared.connections.fetch_add(1, Ordering::Relaxed);
         self.tap.set_carrier(true);
-        let end = daemon.shutdown_handle();
-        let (ended, watched) = UnixStream::pair().map_err(|e| e.to_string())?;
+        let (ended, watched) = UnixStream::pair().map_err(told)?;
         std::thread::scope(|scope| {
-            scope.spawn(move || {
+            scope.spawn(|| {
                 let mut waiting = [
                     PollFd::from_borrowed_fd(stop, PollFlags::IN),
                     PollFd::new(&watched, PollFlags::IN),
                 ];
                 while rustix::event::poll(&mut waiting, None) == Err(rustix::io::Errno::INTR) {}
-                if let Some(end) = end {
-                    end.shutdown();
-                }
+                let _ = vmm.shutdown(Shutdown::Both);
             });
-            let result = daemon.wait();
+            scope.spawn(|| relay::answers(&library, &vmm));
+            let passed_on = relay::requests(&vmm, &library);
             drop(ended);
-            match result {
-                Ok(()) => Ok(()),
+            match daemon.wait() {
+                Ok(()) => {}
                 Err(vhost_user_backend::Error::HandleRequest(
                     vhost::vhost_user::Error::Disconnected
                     | vhost::vhost_user::Error::PartialMessage,
-                )) => Ok(()),
-                Err(error) => Err(error.to_string()),
+                )) => {}
+                Err(error) => return Err(error.to_string()),
             }
+            passed_on.map_err(told)
         })
     }
 }
