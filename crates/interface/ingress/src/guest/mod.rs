@@ -4,9 +4,11 @@
 //! and what arrives there goes to the guest. So the guest has the network that the host gives it, and its time-sensitive frames leave in their
 //! windows, at their times, whatever else is on their way.
 //!
+//! ```text
 //!     guest ── queue pair ── shared memory ──┬── of a class ──► runtime: frame source of the guest's listener
 //!                                            └── kernel ──────► tap ── bridge, routes
 //!     guest ◄── first queue pair ◄────────────────────────────── tap
+//! ```
 //!
 //! | module | subject |
 //! |---|---|
@@ -67,6 +69,7 @@ pub struct Options {
 
 /// A guest's device, for one VMM after the other.
 pub struct Guest {
+    socket: PathBuf,
     listener: UnixListener,
     transmitters: Arc<[Mutex<Transmitter>]>,
     tap: Arc<Tap>,
@@ -94,6 +97,7 @@ impl Guest {
         status::serve(&options.socket, &shared)?;
         let listener = status::listen(&options.socket)?;
         Ok(Self {
+            socket: options.socket.clone(),
             listener,
             transmitters,
             tap,
@@ -165,6 +169,14 @@ impl Guest {
             }
             passed_on.map_err(told)
         })
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        for place in [&self.socket, &status::place(&self.socket)] {
+            let _ = std::fs::remove_file(place);
+        }
     }
 }
 

@@ -169,7 +169,7 @@ pub struct Counter {
 }
 
 /// Where a device's status is told.
-fn place(socket: &Path) -> PathBuf {
+pub(super) fn place(socket: &Path) -> PathBuf {
     let mut place = socket.as_os_str().to_owned();
     place.push(".status");
     place.into()

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -20,6 +20,12 @@ use taktd::admin::proto;
 pub const PORT: u16 = 5001;
 /// The host's end of the pod's veth.
 pub const DEVICE: &str = "c1";
+
+/// The addresses of a virtual machine on the first host, which is on the pods' network.
+pub const GUEST: Ipv4Addr = Ipv4Addr::new(10, 88, 1, 200);
+pub const GUEST_MAC: [u8; 6] = [2, 0, 10, 88, 1, 200];
+/// The host's end of its cable.
+pub const TAP: &str = "vm1";
 
 /// A program of this workspace.
 pub fn built(name: &str) -> PathBuf {
@@ -236,6 +242,8 @@ impl Site {
              [admin]\nsocket = \"DIR/admin.sock\"\n\
              [[listener]]\npath = \"DIR/pod.sock\"\nidentity = \"pod\"\nclasses = [0, 3, 5]\n\
              [listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{}/{}\", \"{}/64\"]\n\
+             [[listener]]\npath = \"DIR/guest.sock\"\nidentity = \"guest\"\nclasses = [0, 3, 5]\n\
+             [listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{GUEST}/{}\"]\nvlans = [7]\n\
              [[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\nfollow = \"{OVERLAY_DEVICE}\"\n",
             self.lab.host(0).address(),
             self.scratch.security(),
@@ -243,6 +251,8 @@ impl Site {
             pod.address(),
             pod.prefix_length(),
             six(0),
+            MacAddress(GUEST_MAC),
+            pod.prefix_length(),
         );
         let place = self.scratch.join("").display().to_string();
         std::fs::write(self.scratch.join("takt.toml"), text.replace("DIR/", &place))
@@ -306,6 +316,70 @@ impl Site {
             .env_remove("NOTIFY_SOCKET")
             .env("TAKT_SOCKET", self.socket());
         command
+    }
+
+    /// `takt guest` on the host.
+    pub fn guest(&self, arguments: &[&str]) -> Command {
+        let host = self.lab.host(0);
+        let mut command = host.command(built("takt")).expect("the lab is up");
+        command
+            .arg("guest")
+            .args(arguments)
+            .env_remove("NOTIFY_SOCKET")
+            .env("TAKT_SOCKET", self.scratch.join("guest.sock"));
+        command
+    }
+
+    /// Where a VMM finds the guest's device.
+    pub fn vhost_user(&self) -> PathBuf {
+        self.scratch.join("vhost-user.sock")
+    }
+
+    /// A tap device on the pods' bridge.
+    pub fn add_tap(&self) {
+        let namespace = self.lab.host(0).namespace();
+        for command in [
+            format!("-n {namespace} tuntap add dev {TAP} mode tap"),
+            format!("-n {namespace} link set {TAP} mtu 1450 master cni0 up"),
+        ] {
+            let status = Command::new("ip").args(command.split(' ')).status();
+            assert!(status.expect("ip").success());
+        }
+    }
+
+    /// Serves the guest's device.
+    pub fn attach_guest(&self, more: &[&str]) -> Running {
+        let socket = self.vhost_user().display().to_string();
+        let arguments = [&["attach", "--vhost-user", &socket, "--tap", TAP], more].concat();
+        let running = Running::start(&mut self.guest(&arguments));
+        until("the guest's device is served", || {
+            let output = running.output();
+            assert!(!output.contains("takt: "), "{output}");
+            output.contains("serving a guest").then_some(())
+        });
+        running
+    }
+
+    /// What `takt guest status` says.
+    pub fn guest_status(&self) -> takt_ingress::guest::Status {
+        let socket = self.vhost_user().display().to_string();
+        let text = ended_well(
+            self.guest(&["status", "--vhost-user", &socket, "--json"])
+                .output(),
+        );
+        serde_json::from_str(&text).expect("a status")
+    }
+
+    /// Waits until so many frames of a guest's queue were counted of a kind.
+    pub fn until_guest(&self, queue: usize, name: &str, count: u64) {
+        until(&format!("{count} {name} of queue {queue}"), || {
+            let status = self.guest_status();
+            let mut counters = status.queues[queue].counters.iter();
+            let counter = counters.find(|counter| counter.name == name);
+            let now = counter.expect("a counter of that name").frames;
+            assert!(now <= count, "{now} {name} instead of {count}: {status:?}");
+            (now == count).then_some(())
+        });
     }
 
     /// Takes launch times at the pod's veth.
@@ -439,6 +513,8 @@ pub struct Arrival {
     pub number: u32,
     /// How long after its launch time it was at the far end, nanoseconds.
     pub after: i64,
+    /// Its class, as the tunnel's outer header is marked with it.
+    pub class: u8,
 }
 
 impl Wire {
@@ -450,6 +526,10 @@ impl Wire {
             let captured = self.0.take().expect("the capture")?;
             let Some(inner) = captured.frame.get(TUNNEL..) else {
                 continue;
+            };
+            let inner = match inner.get(12..14) {
+                Some([0x81, 0]) => &inner[4..],
+                _ => inner,
             };
             let header = match inner.get(12..14) {
                 Some([8, 0]) => 14 + 20,
@@ -466,6 +546,7 @@ impl Wire {
             return Some(Arrival {
                 number: u32::from_ne_bytes(datagram[16..20].try_into().expect("four")),
                 after: captured.realtime_ns + leap_seconds() - launch,
+                class: captured.frame[15] >> 5,
             });
         }
     }
