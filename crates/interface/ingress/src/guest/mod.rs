@@ -26,7 +26,8 @@
 mod connection;
 pub mod queue;
 mod relay;
-mod ring;
+#[doc(hidden)] // for fuzz targets
+pub mod ring;
 mod status;
 mod tap;
 mod transmit;

@@ -8,18 +8,18 @@ use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
 
 /// The memory of a guest.
-pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
+pub type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
 
 /// Octets before each frame (`struct virtio_net_hdr_v1`, virtio 1.2, clause 5.1.6).
-pub(super) const HEADER: usize = 12;
+pub const HEADER: usize = 12;
 /// The longest frame: a jumbo frame with two tags. As a runtime takes at most.
-pub(super) const LONGEST: usize = 9728;
+pub const LONGEST: usize = 9728;
 /// Where in the header the number of buffers is that a frame has taken.
 const BUFFERS: std::ops::Range<usize> = 10..12;
 
 /// What came out of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Taken {
+pub enum Taken {
     /// A frame, behind its header.
     Frame,
     /// Something that is none: what a guest is not to send.
@@ -31,7 +31,7 @@ pub(super) enum Taken {
 }
 
 /// Takes the next frame that a guest sends; `packet` has it with its header then.
-pub(super) fn take(ring: &VringRwLock, memory: &Memory, packet: &mut Vec<u8>) -> Taken {
+pub fn take(ring: &VringRwLock, memory: &Memory, packet: &mut Vec<u8>) -> Taken {
     packet.clear();
     let mut state = ring.get_mut();
     if !state.is_enabled() || !state.get_queue().ready() {
@@ -69,7 +69,7 @@ pub(super) fn take(ring: &VringRwLock, memory: &Memory, packet: &mut Vec<u8>) ->
 
 /// What became of a frame for the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Put {
+pub enum Put {
     /// The guest has it.
     Done,
     /// It does not fit into the buffer that the guest has provided, or the buffer is none.
@@ -81,7 +81,7 @@ pub(super) enum Put {
 }
 
 /// Puts a frame into the ring, with room for its header before it.
-pub(super) fn put(ring: &VringRwLock, memory: &Memory, packet: &mut [u8]) -> Put {
+pub fn put(ring: &VringRwLock, memory: &Memory, packet: &mut [u8]) -> Put {
     let mut state = ring.get_mut();
     if !state.is_enabled() || !state.get_queue().ready() {
         return Put::Stopped;
@@ -120,7 +120,7 @@ pub(super) fn put(ring: &VringRwLock, memory: &Memory, packet: &mut [u8]) -> Put
 }
 
 /// Tells the guest that buffers have been used, if it wants to be told.
-pub(super) fn signal(ring: &VringRwLock) {
+pub fn signal(ring: &VringRwLock) {
     if ring.needs_notification().unwrap_or(true) {
         // A VMM that has gone is told of by its connection.
         let _ = ring.signal_used_queue();
