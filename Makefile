@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME,PROPTEST_RNG_SEED)
 
-.PHONY: help demo test setup setup-build build datapaths test-datapaths lint-datapaths site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-cluster cluster-up cluster-down bench bench-technologies bench-kubernetes install uninstall deb wheel clean
+.PHONY: help demo test setup setup-build build datapaths test-datapaths lint-datapaths site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-guests test-cluster cluster-up cluster-down bench bench-technologies bench-kubernetes install uninstall deb wheel clean
 
 help:
 	@echo "make demo     an isochronous talker with Takt beside bare metal and Flannel: a table and a report"
@@ -25,6 +25,7 @@ help:
 	@echo "make kill-test     SIGKILL, SIGSTOP and SIGCONT of applications and daemons at random, COUNT=1000 times in each test"
 	@echo "make simulate-peering  what 5,000 runtimes with 100,000 channels say to each other, in virtual time (RUNTIMES=5000)"
 	@echo "make test-oracle   the scheduler beside the kernel's own taprio and etf, in an emulated machine"
+	@echo "make test-guests   virtual machines with a distribution's kernel behind takt guest, emulated"
 	@echo "make test-cluster  takt-node in a real Kubernetes of one node, and of two (builds it the first time: a quarter of an hour)"
 	@echo "make cluster-up    such a Kubernetes to play with, until make cluster-down"
 	@echo "make datapaths      the datapaths that need libraries of their own ($(DATAPATHS)), into target/datapaths/release"
@@ -153,6 +154,11 @@ kubernetes: setup
 
 test-oracle: setup
 	tests/oracle/run.sh
+
+test-guests: setup
+	$(CARGO) build -p takt-cli -p taktd
+	tests/guests/image.sh target/guests
+	$(SUDO) env TAKT_GUEST_IMAGE=$(CURDIR)/target/guests $(CARGO) test -p takt-ingress --test programs qemu:: -- --ignored --test-threads 1
 
 test-cluster: setup
 	$(CARGO) build -p taktd -p takt-preload

@@ -330,6 +330,19 @@ impl Site {
         command
     }
 
+    /// Installs a schedule, as `tc` has it, on the host's link.
+    pub fn schedule(&self, text: &str) {
+        let file = self.scratch.join("schedule");
+        std::fs::write(&file, text).expect("written");
+        let host = self.lab.host(0);
+        let mut command = host.command(built("takt")).expect("the lab is up");
+        command
+            .args(["schedule", "install", "--from", "tc", "--datapath", "udp"])
+            .arg(file)
+            .env("TAKT_ADMIN_SOCKET", self.scratch.join("admin.sock"));
+        ended_well(command.output());
+    }
+
     /// Where a VMM finds the guest's device.
     pub fn vhost_user(&self) -> PathBuf {
         self.scratch.join("vhost-user.sock")
@@ -513,6 +526,8 @@ pub struct Arrival {
     pub number: u32,
     /// How long after its launch time it was at the far end, nanoseconds.
     pub after: i64,
+    /// When that was, nanoseconds of TAI.
+    pub at: i64,
     /// Its class, as the tunnel's outer header is marked with it.
     pub class: u8,
 }
@@ -543,9 +558,11 @@ impl Wire {
                 continue;
             }
             let launch = i64::from_ne_bytes(datagram[8..16].try_into().expect("eight"));
+            let at = captured.realtime_ns + leap_seconds();
             return Some(Arrival {
+                at,
                 number: u32::from_ne_bytes(datagram[16..20].try_into().expect("four")),
-                after: captured.realtime_ns + leap_seconds() - launch,
+                after: at - launch,
                 class: captured.frame[15] >> 5,
             });
         }
