@@ -1,7 +1,7 @@
-//! What daemons that keep clocks answer: chronyd's report, and management messages of ptp4l. Reading either fails by
+//! What daemons that keep clocks answer: chronyd's report, management messages of ptp4l, and NTP of a host. Reading either fails by
 //! an error or yields values that can be put together; a bound is never less than the offset it is made of.
 //!
-//! Input: which of them (even: chronyd), then a datagram.
+//! Input: which of them (0: chronyd, 1: ptp4l, 2: NTP, and so on), then a datagram.
 
 #![no_main]
 
@@ -16,7 +16,15 @@ fuzz_target!(|input: &[u8]| {
     let Some((which, datagram)) = input.split_first() else {
         return;
     };
-    if which % 2 == 0 {
+    if which % 3 == 2 {
+        let _ = takt_clock::host::parse(datagram, 7, i64::MIN, i64::MAX);
+        let now = 1_790_000_000_000_000_000;
+        if let Ok(host) = takt_clock::host::parse(datagram, 7, now, now + 1000) {
+            assert!(!host.synchronised || (1..16).contains(&host.stratum));
+        }
+        return;
+    }
+    if which % 3 == 0 {
         // The number of the seeds' question.
         if let Ok(tracking) = chrony::parse(datagram, 7) {
             assert!(tracking.bound_ns() >= tracking.offset_ns.unsigned_abs());

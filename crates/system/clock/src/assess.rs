@@ -7,6 +7,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use crate::chrony::{Leap, Reference, Tracking};
+use crate::host::HostReading;
 use crate::kernel::KernelReading;
 use crate::phc::PhcReading;
 use crate::ptp4l::{PtpReading, Role};
@@ -33,6 +34,8 @@ pub struct Readings {
     pub ptp4l: Option<Result<PtpReading, String>>,
     /// The device, or why not.
     pub device: Option<(PathBuf, Result<PhcReading, String>)>,
+    /// The host that this machine is a guest of, or why not.
+    pub host: Option<Result<HostReading, String>>,
     /// `CLOCK_TAI` is to be UTC.
     pub utc: bool,
     /// `CLOCK_TAI` when all that was asked, nanoseconds.
@@ -128,13 +131,17 @@ pub fn assess(readings: Readings, history: &mut History) -> ClockStatus {
             verdict = Some(word);
         }
     }
-    let verdict = verdict.unwrap_or_else(|| Verdict {
+    let mut verdict = verdict.unwrap_or_else(|| Verdict {
         state: State::FreeRunning,
         source: Source::None,
         reference: "nobody says anything about it".into(),
         offset_ns: None,
         bound_ns: None,
     });
+
+    if let Some(host) = &readings.host {
+        by_host(host, &mut verdict, &mut warnings);
+    }
 
     let tai_offset = TaiOffset {
         seconds,
@@ -171,9 +178,68 @@ pub fn assess(readings: Readings, history: &mut History) -> ClockStatus {
         steps: history.steps,
         kernel: kernel.copied(),
         device: phc.copied(),
+        host: readings
+            .host
+            .as_ref()
+            .and_then(|host| host.as_ref().ok())
+            .copied(),
         chrony: chrony.cloned(),
         ptp4l: ptp4l.cloned(),
     }
+}
+
+/// What a guest's clock is worth, which is its host's at best.
+fn by_host(host: &Result<HostReading, String>, verdict: &mut Verdict, warnings: &mut Vec<Warning>) {
+    let mut warn = |code, message| warnings.push(Warning { code, message });
+    let host = match host {
+        Ok(host) => host,
+        Err(told) => {
+            // It may follow something, or nothing.
+            verdict.bound_ns = None;
+            return warn(
+                "host-silent",
+                format!(
+                    "{told}: this machine has its host's time, and nobody knows what that is worth; have chronyd run there and \
+                     allow this machine"
+                ),
+            );
+        }
+    };
+    if !host.synchronised {
+        verdict.state = State::FreeRunning;
+        verdict.bound_ns = None;
+        verdict.reference = "the host's clock, which follows nothing".into();
+        return warn(
+            "host-unsynchronised",
+            "the host has lost its reference, and this machine's clock follows the host's: look after ptp4l or chronyd on the \
+             host"
+            .into(),
+        );
+    }
+    let away = host.offset_ns.unsigned_abs();
+    // What the host tells is its estimate of its reference's time, its clock is as good as it says.
+    let expected = [
+        verdict.bound_ns.unwrap_or(0),
+        host.error_ns,
+        host.distance_ns,
+    ];
+    let expected = expected.into_iter().fold(0, u64::saturating_add);
+    if away > expected {
+        warn(
+            "host-disagrees",
+            format!(
+                "this machine's clock is {} ns off its host's, to within {} ns: nothing here follows the host's clock; see \
+                 `chronyc sources`, and /dev/ptp0 with ptp_kvm",
+                host.offset_ns, host.error_ns
+            ),
+        );
+        let bound = away.saturating_add(host.error_ns);
+        verdict.bound_ns = verdict.bound_ns.map(|known| known.max(bound));
+    }
+    // What is off the host's clock is off the host's reference by as much more as that one is.
+    verdict.bound_ns = verdict
+        .bound_ns
+        .map(|bound| bound.saturating_add(host.distance_ns));
 }
 
 /// What ptp4l's word means for `CLOCK_TAI`; an error: that it keeps another clock and nobody can compare the two.

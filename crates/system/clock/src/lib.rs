@@ -7,6 +7,7 @@
 //! | [`phc`] | the clock of a network device, and what it is off from the kernel's |
 //! | [`chrony`] | what chronyd says about its source |
 //! | [`ptp4l`] | what ptp4l of linuxptp says about its domain (IEEE 1588-2019, clause 15) |
+//! | [`host`] | what a guest's physical host says of its clock: NTP |
 //! | [`assess`] | all of that together: a state, a bound, warnings with their remedies; pure |
 //! | [`observer`] | asks all of them again and again |
 //!
@@ -16,6 +17,7 @@
 pub mod assess;
 pub mod chrony;
 mod datagram;
+pub mod host;
 pub mod kernel;
 pub mod observer;
 pub mod phc;

@@ -1,6 +1,7 @@
 //! Asks everybody about the clock, again and again.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::assess::{History, Readings, assess};
 use crate::status::ClockStatus;
-use crate::{Clock, SystemTai, chrony, kernel, phc, ptp4l};
+use crate::{Clock, SystemTai, chrony, host, kernel, phc, ptp4l};
 
 /// Whether to ask a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +54,8 @@ pub struct Sources {
     pub chrony: Ask<chrony::Address>,
     /// The clock of a network device.
     pub device: Option<PathBuf>,
+    /// Where the physical host answers NTP, if this machine is its guest and has its time.
+    pub host: Option<SocketAddr>,
     /// No kernel of the network knows TAI - UTC, and none is to: `CLOCK_TAI` is UTC on all nodes.
     pub utc: bool,
 }
@@ -65,6 +68,7 @@ impl Default for Sources {
             ptp_domain: 0,
             chrony: Ask::IfThere(chrony::Address::default()),
             device: None,
+            host: None,
             utc: false,
         }
     }
@@ -95,7 +99,7 @@ impl Observer {
         }
     }
 
-    /// Asks everybody. Takes a millisecond, or a second where a program does not answer.
+    /// Asks everybody. Takes a millisecond, or a second for each program that does not answer.
     pub fn observe(&mut self) -> ClockStatus {
         let sources = &self.sources;
         let ptp4l = sources.ptp4l.read(
@@ -109,6 +113,9 @@ impl Observer {
             let reading = phc::read(path).map_err(|error| error.to_string());
             (path.clone(), reading)
         });
+        let host = sources
+            .host
+            .map(|address| host::read(address).map_err(|error| error.to_string()));
         let kernel = kernel::read().map_err(|error| error.to_string());
         let before = monotonic_ns();
         let tai_ns = self.clock.now().as_nanos();
@@ -118,6 +125,7 @@ impl Observer {
             chrony,
             ptp4l,
             device,
+            host,
             utc: sources.utc,
             tai_ns,
             monotonic_ns: before + (after - before) / 2,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::chrony::Tracking;
+use crate::host::HostReading;
 use crate::kernel::KernelReading;
 use crate::phc::PhcReading;
 use crate::ptp4l::PtpReading;
@@ -100,6 +101,8 @@ pub struct ClockStatus {
     pub ptp4l: Option<PtpReading>,
     /// What a device's clock says.
     pub device: Option<PhcReading>,
+    /// What the host says that this machine is a guest of.
+    pub host: Option<HostReading>,
 }
 
 /// A clock that is not good enough.

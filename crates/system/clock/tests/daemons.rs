@@ -24,6 +24,7 @@ fn observer(ptp4l: Ask<PathBuf>, chrony: Ask<chrony::Address>) -> Observer {
         chrony,
         ptp_domain: 24,
         device: None,
+        host: None,
         utc: false,
     };
     Observer::new(sources, Arc::new(SystemTai))
@@ -169,4 +170,53 @@ fn chronyd_says_what_it_follows_and_how_far_it_is_off() {
 
     let gone = observer(Ask::Never, Ask::Expected(unix("nobody"))).observe();
     assert!(has(&gone, "source-silent"), "{gone:?}");
+}
+
+#[test]
+fn a_guest_hears_from_its_host_whether_the_hosts_clock_follows_anything() {
+    let Some((lab, [program])) = lab(["chronyd"]) else {
+        return;
+    };
+    let directory = Directory::private();
+    let start =
+        |host: &Host, name: &str, more: &str| chronyd(&program, host, &directory, name, more);
+    let address = |at: usize| (lab.host(at).address(), 123).into();
+    let look = |at: usize| {
+        let sources = Sources {
+            ptp4l: Ask::Never,
+            chrony: Ask::Never,
+            host: Some(address(at)),
+            ..Sources::default()
+        };
+        Observer::new(sources, Arc::new(SystemTai)).observe()
+    };
+    // Nobody is there yet; then one that follows itself alone, and one that follows another.
+    let status = {
+        let _inside = lab.host(1).enter().expect("the host");
+        look(0)
+    };
+    assert!(
+        has(&status, "host-silent") && status.host.is_none(),
+        "{status:?}"
+    );
+    let own = start(lab.host(0), "own", "local stratum 5\nallow");
+    let status = until("the host answers", || {
+        let _inside = lab.host(1).enter().expect("the host");
+        Some(look(0)).filter(|status| status.host.is_some())
+    });
+    assert!(has(&status, "host-unsynchronised"), "{status:?}");
+    assert_eq!((status.state, status.bound_ns), (State::FreeRunning, None));
+    let server = lab.host(0).address();
+    let client = format!("server {server} iburst minpoll -2 maxpoll -2\nallow");
+    let _follower = start(lab.host(1), "follower", &client);
+    let host = until("the host follows", || {
+        let _inside = lab.host(0).enter().expect("the host");
+        look(1).host.filter(|host| host.synchronised)
+    });
+    assert_eq!(host.stratum, 6);
+    // One machine, and so one clock: what is told is what the question took, and what the host does not know.
+    let expected = host.error_ns + host.distance_ns;
+    assert!(host.offset_ns.unsigned_abs() <= expected, "{host:?}");
+    assert!(host.distance_ns > 0);
+    drop(own);
 }

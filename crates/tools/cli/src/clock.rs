@@ -2,6 +2,7 @@
 
 mod setup;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,7 @@ Examples:
   takt clock                                    what the node knows
   takt clock --require 1us && start-the-cell    only on a clock that is off by 1 us at most
   takt clock --local --ptp4l /var/run/ptp4l     without a node
+  takt clock --local --host 10.0.0.1:123        in a virtual machine: its host's clock, too
   takt clock setup --interface eth0 --role follower
   takt clock --json | jq -r '.warnings[].code'";
 
@@ -49,6 +51,9 @@ pub struct Clock {
     /// With --local: PTP clock of the network device, such as /dev/ptp0
     #[arg(long, value_name = "DEVICE", requires = "local")]
     device: Option<PathBuf>,
+    /// With --local: where the physical host answers NTP, if this machine is its guest, such as 10.0.0.1:123
+    #[arg(long, value_name = "ADDRESS", requires = "local")]
+    host: Option<SocketAddr>,
     #[command(flatten)]
     daemon: Daemon,
     #[command(flatten)]
@@ -115,6 +120,7 @@ impl Clock {
             ptp_domain: self.ptp_domain,
             chrony: ask(self.chrony, usual.chrony),
             device: self.device,
+            host: self.host,
             utc: usual.utc,
         };
         let status = Observer::new(sources, Arc::new(SystemTai)).observe();
@@ -185,6 +191,22 @@ fn describe(clock: &Told) -> String {
             nanos(device.error_ns as f64)
         );
         lines.push(("device", text));
+    }
+    if let Some(host) = &clock.host {
+        let state = match host.synchronised {
+            true => format!(
+                "synchronised, stratum {}, off by {} at most",
+                host.stratum,
+                nanos(host.distance_ns as f64)
+            ),
+            false => "not synchronised".to_owned(),
+        };
+        let text = format!(
+            "{state}; this clock is {} from it, to within {}",
+            nanos(host.offset_ns as f64),
+            nanos(host.error_ns as f64)
+        );
+        lines.push(("host", text));
     }
     let lines = lines.into_iter();
     let mut text: String = lines

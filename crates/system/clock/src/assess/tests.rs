@@ -469,6 +469,13 @@ proptest! {
                     realtime_minus_phc_ns: away,
                     error_ns: error,
                 }))),
+                host: Some(Ok(HostReading {
+                    synchronised: turn != 1,
+                    stratum: 1,
+                    offset_ns: away,
+                    error_ns: error,
+                    distance_ns: delay,
+                })),
                 utc: false,
                 tai_ns: tai.rotate_left(turn as u32 * 7),
                 monotonic_ns: monotonic.rotate_left(turn as u32 * 9),
@@ -483,4 +490,45 @@ proptest! {
             }
         }
     }
+}
+
+fn host(synchronised: bool, offset_ns: i64) -> Option<Result<HostReading, String>> {
+    Some(Ok(HostReading {
+        synchronised,
+        stratum: 2,
+        offset_ns,
+        error_ns: 50_000,
+        distance_ns: 2_000,
+    }))
+}
+
+#[test]
+fn a_guests_clock_is_worth_what_its_hosts_is() {
+    let guest = |host| Readings {
+        kernel: Some(Ok(kernel(37, true, 1_000))),
+        host,
+        ..at(0)
+    };
+    let told = |readings| assess(readings, &mut History::default());
+    let good = told(guest(host(true, -40_000)));
+    assert_eq!(
+        (good.state, good.bound_ns),
+        (State::Synchronised, Some(3_000))
+    );
+    assert_eq!(codes(&good), [""; 0]);
+    assert!(good.within(Duration::from_micros(3)).is_ok());
+    // Further away than both can explain: the larger of the two counts.
+    let away = told(guest(host(true, -90_000)));
+    assert_eq!(
+        (codes(&away), away.bound_ns),
+        (vec!["host-disagrees"], Some(142_000))
+    );
+    let lost = told(guest(host(false, 0)));
+    assert_eq!((lost.state, lost.bound_ns), (State::FreeRunning, None));
+    assert!(codes(&lost).contains(&"host-unsynchronised"));
+    assert!(lost.within(Duration::from_secs(1)).is_err());
+    let silent = told(guest(Some(Err("nobody answers".into()))));
+    assert_eq!(silent.bound_ns, None);
+    assert!(codes(&silent).contains(&"host-silent"));
+    assert!(silent.within(Duration::from_secs(1)).is_err());
 }

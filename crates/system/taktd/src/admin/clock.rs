@@ -52,6 +52,13 @@ impl From<&ClockStatus> for proto::Clock {
                 realtime_minus_device_ns: device.realtime_minus_phc_ns,
                 error_ns: device.error_ns,
             }),
+            host: status.host.map(|host| proto::HostClock {
+                synchronised: host.synchronised,
+                stratum: host.stratum.into(),
+                offset_ns: host.offset_ns,
+                error_ns: host.error_ns,
+                distance_ns: host.distance_ns,
+            }),
         }
     }
 }

@@ -510,6 +510,8 @@ pub struct Clock {
     pub chrony: Option<Written<Asked<takt_clock::chrony::Address>>>,
     /// The PTP clock of a network device.
     pub device: Option<PathBuf>,
+    /// Where the physical host answers NTP, if this machine is its guest.
+    pub host: Option<SocketAddr>,
     /// What the kernels of all nodes have in `CLOCK_TAI`.
     pub timescale: Timescale,
 }

@@ -241,6 +241,7 @@ fn clock(clock: &file::Clock) -> Sources {
         ptp_domain: clock.ptp_domain,
         chrony: ask(clock.chrony.as_ref().map(|chrony| &chrony.0), usual.chrony),
         device: clock.device.clone(),
+        host: clock.host,
         utc: clock.timescale == file::Timescale::Utc,
     }
 }

@@ -459,7 +459,7 @@ fn every_key_is_read() {
 fn whom_to_ask_about_the_clock_is_an_address_a_path_or_nobody() {
     let clock = |text: &str| parse(&format!("[clock]\n{text}")).expect("good").clock;
     let asked = clock(
-        "ptp4l = \"/run/p\"\nptp_domain = 24\nchrony = \"/run/c\"\ndevice = \"/dev/ptp1\"\ntimescale = \"utc\"",
+        "ptp4l = \"/run/p\"\nptp_domain = 24\nchrony = \"/run/c\"\ndevice = \"/dev/ptp1\"\nhost = \"10.0.0.1:123\"\ntimescale = \"utc\"",
     );
     assert_eq!(
         asked,
@@ -468,6 +468,7 @@ fn whom_to_ask_about_the_clock_is_an_address_a_path_or_nobody() {
             ptp_domain: 24,
             chrony: Ask::Expected(Address::Unix("/run/c".into())),
             device: Some("/dev/ptp1".into()),
+            host: Some(SocketAddr::from(([10, 0, 0, 1], 123))),
             utc: true,
         }
     );
