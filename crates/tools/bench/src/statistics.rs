@@ -59,6 +59,13 @@ impl Latencies {
         self.0.len()
     }
 
+    /// The share of those that took no longer than this, from 0 to 1; `None` when nothing was recorded.
+    pub fn within(&self, limit: Duration) -> Option<f64> {
+        let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        let all = self.0.len();
+        (all > 0).then(|| self.0.count_between(0, limit) as f64 / all as f64)
+    }
+
     /// The figures that are told, in nanoseconds; `None` when nothing was recorded.
     pub fn percentiles(&self) -> Option<Percentiles> {
         if self.0.is_empty() {
@@ -281,6 +288,16 @@ mod tests {
             .into_iter()
             .for_each(|ns| latencies.record_ns(ns));
         latencies
+    }
+
+    #[test]
+    fn the_share_within_a_limit_is_right() {
+        let mut latencies = Latencies::new();
+        assert_eq!(latencies.within(Duration::MAX), None);
+        (1..=100).for_each(|us| latencies.record(Duration::from_micros(us)));
+        assert_eq!(latencies.within(Duration::from_micros(80)), Some(0.8));
+        assert_eq!(latencies.within(Duration::MAX), Some(1.0));
+        assert_eq!(latencies.within(Duration::ZERO), Some(0.0));
     }
 
     #[test]

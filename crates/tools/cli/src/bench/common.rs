@@ -69,6 +69,9 @@ pub enum BenchError {
     /// What Takt promises did not hold.
     #[error("{0}")]
     Promise(&'static str),
+    /// What was to be received in time was not.
+    #[error("{0}")]
+    Budget(String),
     /// A duration that is none.
     #[error("cannot send for {0} seconds: use more than 0 and at most 3600")]
     Seconds(f64),

@@ -37,6 +37,10 @@ pub struct Isochronous {
     /// Rate of the link, bit/s
     #[arg(long, value_name = "BIT/S", default_value_t = 1_000_000_000)]
     rate: u64,
+    /// Exit with 1 unless, alone and beside best effort, 99 of 100 datagrams with Takt are received within this of their launch
+    /// times, and none is lost; such as 400us
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    budget: Option<Duration>,
     #[command(flatten)]
     common: Common,
 }
@@ -94,6 +98,7 @@ impl Isochronous {
             seconds: 3.0,
             full,
             rate: 1_000_000_000,
+            budget: None,
             common,
         }
     }
@@ -139,10 +144,59 @@ impl Isochronous {
             }
             measurement.headline(headline);
         }
-        for finding in self.findings(&runs) {
-            measurement.find(&finding);
+        let over = self.budget.map(|budget| self.over(&runs, budget));
+        let (shares, over) = over.unwrap_or_default();
+        for finding in self.findings(&runs).iter().chain(&shares) {
+            measurement.find(finding);
         }
-        measurement.finish()
+        measurement.finish()?;
+        match over.is_empty() {
+            true => Ok(()),
+            false => Err(BenchError::Budget(over.join("; "))),
+        }
+    }
+
+    /// How much of a budget each way needs, and where Takt needs more than there is.
+    fn over(&self, runs: &AllRuns, budget: Duration) -> (Vec<String>, Vec<String>) {
+        let (mut shares, mut over) = (Vec::new(), Vec::new());
+        let sent = self.sent();
+        for (loaded, load) in [(false, "alone"), (true, "beside best effort")] {
+            for way in Way::ALL {
+                let mut sum = Latencies::new();
+                let mut lost = 0;
+                for run in Self::of(runs, loaded, way) {
+                    sum.merge(&run.heard.latency);
+                    lost += sent.saturating_sub(run.heard.received);
+                }
+                let (name, nanos) = (way.name(), budget.as_nanos() as f64);
+                let Some((figures, within)) = sum.percentiles().zip(sum.within(budget)) else {
+                    if way == Way::Takt {
+                        over.push(format!("nothing was received with Takt, {load}"));
+                    }
+                    continue;
+                };
+                let share = |ns: f64| ns / nanos * 100.0;
+                shares.push(format!(
+                    "Of the budget of {budget:?}, {name}, {load}: {:.1} % in the median, {:.1} % at p99; {:.3} % of the datagrams are within it, \
+                     {lost} lost.",
+                    share(figures.p50),
+                    share(figures.p99),
+                    within * 100.0
+                ));
+                if way == Way::Takt && (within < 0.99 || lost > 0) {
+                    over.push(format!(
+                        "{:.2} % of the datagrams with Takt, {load}, are within {budget:?}, and {lost} are lost",
+                        within * 100.0
+                    ));
+                }
+            }
+        }
+        (shares, over)
+    }
+
+    /// How many datagrams a talker sends.
+    fn sent(&self) -> u32 {
+        (self.seconds * 1e6 / f64::from(self.period_us)).max(10.0) as u32 + run::WARM_UP
     }
 
     fn measure(
@@ -250,7 +304,7 @@ impl Isochronous {
                 ("RATIO", Align::Right),
             ]
         };
-        let sent = (self.seconds * 1e6 / f64::from(self.period_us)).max(10.0) as u32 + run::WARM_UP;
+        let sent = self.sent();
         let told = |ns: f64| match ns {
             ns if ns < 1e6 => format!("{:.1}", ns / 1e3),
             ns => format!("{:.0}", ns / 1e3),
