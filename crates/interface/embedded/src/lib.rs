@@ -100,9 +100,19 @@ impl Embedded {
     ///
     /// # Errors
     /// [`Error::Start`], for instance when the port is taken.
-    pub fn start(mut settings: Settings) -> Result<Self, Error> {
+    pub fn start(settings: Settings) -> Result<Self, Error> {
+        Self::start_over(settings, Vec::new())
+    }
+
+    /// The same with further datapaths, such as a [plugin's](takt_datapath::plugin::load), which fast streams are mapped to as a
+    /// daemon does.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_over(mut settings: Settings, more: Vec<Arc<dyn Datapath>>) -> Result<Self, Error> {
         let mut datapaths: Vec<Arc<dyn Datapath>> =
             vec![Arc::new(UdpDatapath::new(UdpConfig::default()))];
+        datapaths.extend(more);
         let mut unavailable = Vec::new();
         if let Some(interface) = &settings.interface {
             match XdpDatapath::probe(XdpConfig::new(interface)) {

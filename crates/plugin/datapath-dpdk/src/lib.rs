@@ -18,6 +18,7 @@
 //!
 //! DPDK 22.11 at least. Source: naaas-thesis-2024, section 5.1.3 (plugins).
 
+pub mod bare;
 mod config;
 mod device;
 mod eal;
