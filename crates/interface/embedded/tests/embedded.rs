@@ -1,28 +1,35 @@
 //! Applications with the runtime inside, over kernel UDP on loopback.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use takt::{ChannelId, Error, Outcome, Qos, Source, Wait};
+use takt_datapath::Datapath;
+use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_embedded::Security;
 use takt_embedded::{Embedded, Settings};
 
 const PATIENCE: Wait = Wait::For(Duration::from_secs(20));
 
 fn node(port: u16, peers: &[u16]) -> Embedded {
+    node_over(port, peers, Vec::new())
+}
+
+fn node_over(port: u16, peers: &[u16], more: Vec<Arc<dyn Datapath>>) -> Embedded {
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let peers = peers
         .iter()
         .map(|&port| SocketAddr::new(address, port).into())
         .collect();
-    Embedded::start(Settings {
+    let settings = Settings {
         address,
         port,
         peers,
         security: Security::group(takt_testing::GROUP_KEY.parse().expect("a key")),
         ..Settings::default()
-    })
-    .expect("runtime starts")
+    };
+    Embedded::start_over(settings, more).expect("runtime starts")
 }
 
 fn ports() -> (u16, u16) {
@@ -47,6 +54,33 @@ fn emit_until_heard(source: &Source, text: &[u8]) {
             return;
         }
     }
+}
+
+#[test]
+fn a_program_brings_further_datapaths_which_fast_streams_may_name() {
+    let network = MemoryNetwork::new(MemoryNetworkConfig::default());
+    let port = ports().0 + 4;
+    let [a, b] = [(port, port + 400), (port + 400, port)]
+        .map(|(own, peer)| node_over(own, &[peer], vec![network.datapath()]));
+    let (sa, sb) = (
+        a.session("a").expect("session"),
+        b.session("b").expect("session"),
+    );
+    let named = |name: &str| Qos::fast().only_over(name.parse().expect("a name"));
+    let source = sa.stream(named("memory")).expect("stream");
+    let sink = sb.stream(named("memory")).expect("stream");
+    assert_eq!(source.datapath(), "memory");
+    let (source, sink) = (
+        source.source(ChannelId(3)).expect("source"),
+        sink.sink(ChannelId(3)).expect("sink"),
+    );
+    emit_until_heard(&source, b"hello");
+    assert_eq!(&*sink.consume(PATIENCE).expect("message"), b"hello");
+    // Who has not brought it has it not.
+    let without = node(0, &[]);
+    let session = without.session("c").expect("session");
+    let refused = session.stream(named("memory")).expect_err("not there");
+    assert!(refused.to_string().contains("memory"), "{refused}");
 }
 
 #[test]
