@@ -10,71 +10,30 @@ built=${BUILT:-$here/target/debug}
 work=$(realpath -m "$1")
 mkdir -p "$work"
 
-packages=()
-need() { # need COMMAND PACKAGE
-    command -v "$1" >/dev/null 2>&1 || packages+=("$2")
-}
-need qemu-system-x86_64 qemu-system-x86
-need busybox busybox-static
-need tc iproute2
+source "$here/tests/emulation.sh"
 need ethtool ethtool
 need modprobe kmod
-need dpkg-deb dpkg
-if [ ${#packages[@]} -gt 0 ]; then
-    echo "guests: installing ${packages[*]}"
-    if [ "$(id -u)" -eq 0 ]; then sudo=; else sudo=sudo; fi
-    export DEBIAN_FRONTEND=noninteractive
-    $sudo apt-get update -qq
-    $sudo apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
-fi
-if ldd "$(command -v busybox)" >/dev/null 2>&1; then
-    echo "guests: busybox is not static: install busybox-static" >&2
-    exit 1
-fi
-
-# The kernel: downloaded and unpacked here, not installed.
-kernel=${KERNEL:-$(apt-cache depends linux-image-amd64 | awk '/Depends:/ { print $2; exit }')}
-if [ ! -d "$work/$kernel" ]; then
-    echo "guests: downloading $kernel"
-    rm -rf "$work/download"
-    mkdir "$work/download"
-    (cd "$work/download" && apt-get -o APT::Sandbox::User=root download -qq "$kernel")
-    dpkg-deb -x "$work"/download/*.deb "$work/download/unpacked"
-    mv "$work/download/unpacked" "$work/$kernel"
-    rm -rf "$work/download"
-fi
-cp "$work/$kernel"/boot/vmlinuz-* "$work/vmlinuz"
-version=$(basename "$work/$kernel"/lib/modules/*)
-depmod -b "$work/$kernel" "$version"
+install_missing guests
+fetch_kernel guests "$work"
+cp "$unpacked"/boot/vmlinuz-* "$work/vmlinuz"
+depmod -b "$unpacked" "$version"
 
 root=$work/root
 rm -rf "$root"
 mkdir -p "$root"/{bin,sbin,dev,proc,sys,run,tmp,etc,lib/modules}
 cp "$(command -v busybox)" "$root/bin/busybox"
-with_libraries() { # with_libraries PROGRAM
-    cp "$1" "$root/bin/"
-    ldd "$1" | grep -o '/[^ ]*' | while read -r library; do
-        mkdir -p "$root/$(dirname "$library")"
-        cp -nL "$library" "$root/$library" 2>/dev/null || true
-    done
-}
 for program in ip tc ethtool; do
-    with_libraries "$(command -v $program)"
+    with_libraries "$root" $program
 done
 for program in takt taktd; do
-    with_libraries "$built/$program"
+    with_libraries "$root" "$built/$program"
     strip "$root/bin/$program"
 done
 cc -std=gnu11 -O2 -static -D_GNU_SOURCE -o "$root/bin/talker" "$here/crates/interface/ingress/tests/programs/c/talker.c"
 for module in virtio_pci virtio_net sch_mqprio sch_taprio sch_etf 8021q; do
-    modprobe -d "$work/$kernel" -S "$version" --show-depends "$module" | awk '/^insmod/ { print $2 }'
+    modprobe -d "$unpacked" -S "$version" --show-depends "$module" | awk '/^insmod/ { print $2 }'
 done | awk '!seen[$0]++' | while read -r file; do
-    case $file in
-    *.xz) name=$(basename "$file" .xz) && xz -dc "$file" >"$root/lib/modules/$name" ;;
-    *.zst) name=$(basename "$file" .zst) && zstd -qdc "$file" >"$root/lib/modules/$name" ;;
-    *) name=$(basename "$file") && cp "$file" "$root/lib/modules/$name" ;;
-    esac
-    echo "$name"
+    copy_module "$file" "$root"
 done >"$root/lib/modules/order"
 cat >"$root/init" <<'INIT'
 #!/bin/busybox sh
@@ -94,5 +53,5 @@ echo "guest: ready"
 exec setsid sh -c 'exec sh </dev/ttyS0 >/dev/ttyS0 2>&1'
 INIT
 chmod +x "$root/init"
-(cd "$root" && busybox find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) >"$work/initrd.gz"
+pack "$root" "$work/initrd.gz"
 echo "guests: Linux $version in $work"

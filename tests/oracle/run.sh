@@ -12,40 +12,11 @@ cases=${2:-12}
 work=$PWD/work
 mkdir -p "$work"
 
-packages=()
-need() { # need COMMAND PACKAGE
-    command -v "$1" >/dev/null 2>&1 || packages+=("$2")
-}
-need qemu-system-x86_64 qemu-system-x86
-need busybox busybox-static
-need tc iproute2
-need dpkg-deb dpkg
-if [ ${#packages[@]} -gt 0 ]; then
-    echo "oracle: installing ${packages[*]}"
-    if [ "$(id -u)" -eq 0 ]; then sudo=; else sudo=sudo; fi
-    export DEBIAN_FRONTEND=noninteractive
-    $sudo apt-get update -qq
-    $sudo apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
-fi
-if busybox --help >/dev/null && ldd "$(command -v busybox)" >/dev/null 2>&1; then
-    echo "oracle: busybox is not static: install busybox-static" >&2
-    exit 1
-fi
-
-# The kernel: downloaded and unpacked here, not installed.
-kernel=${KERNEL:-$(apt-cache depends linux-image-amd64 | awk '/Depends:/ { print $2; exit }')}
-if [ ! -d "$work/$kernel" ]; then
-    echo "oracle: downloading $kernel"
-    rm -rf "$work/download"
-    mkdir "$work/download"
-    (cd "$work/download" && apt-get -o APT::Sandbox::User=root download -qq "$kernel")
-    dpkg-deb -x "$work"/download/*.deb "$work/download/unpacked"
-    mv "$work/download/unpacked" "$work/$kernel"
-    rm -rf "$work/download"
-fi
-image=$(echo "$work/$kernel"/boot/vmlinuz-*)
-modules=$(find "$work/$kernel" -type d -path '*/lib/modules/*' -prune)
-version=$(basename "$modules")
+source ../emulation.sh
+install_missing oracle
+fetch_kernel oracle "$work"
+image=$(echo "$unpacked"/boot/vmlinuz-*)
+modules=$unpacked/lib/modules/$version
 
 cargo build --release --quiet
 target=${CARGO_TARGET_DIR:-target}/release
@@ -55,24 +26,13 @@ root=$work/root
 rm -rf "$root"
 mkdir -p "$root"/{bin,sbin,dev,proc,sys,lib/modules}
 cp "$(command -v busybox)" "$root/bin/busybox"
-with_libraries() { # with_libraries PROGRAM
-    cp "$(command -v "$1")" "$root/bin/"
-    ldd "$(command -v "$1")" | grep -o '/[^ ]*' | while read -r library; do
-        mkdir -p "$root/$(dirname "$library")"
-        cp -n "$library" "$root/$library" 2>/dev/null || true
-    done
-}
-with_libraries ip
-with_libraries tc
-with_libraries "$target/oracle-guest"
+with_libraries "$root" ip
+with_libraries "$root" tc
+with_libraries "$root" "$target/oracle-guest"
 for module in sch_mqprio_lib sch_mqprio sch_taprio sch_etf dummy veth; do
+    # Built in, or not a module of this version, if there is none.
     file=$(find "$modules" -name "$module.ko*" -print -quit)
-    case $file in
-    '') ;; # built in, or not a module of this version
-    *.xz) xz -dc "$file" >"$root/lib/modules/$module.ko" ;;
-    *.zst) zstd -qdc "$file" >"$root/lib/modules/$module.ko" ;;
-    *) cp "$file" "$root/lib/modules/$module.ko" ;;
-    esac
+    [ -z "$file" ] || copy_module "$file" "$root" >/dev/null
 done
 cat >"$root/init" <<'INIT'
 #!/bin/busybox sh
@@ -103,7 +63,7 @@ options=()
 if tc qdisc add dev lo root taprio help 2>&1 | grep -q max-sdu; then options+=(--max-sdu); fi
 if printf '%s\n' "$version" 6.3 | sort -CV; then options+=(--cut); fi
 "$target/oracle" make --seed "$seed" --cases "$cases" "${options[@]}" "$root/cases.json"
-(cd "$root" && busybox find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) >"$work/initrd.gz"
+pack "$root" "$work/initrd.gz"
 
 echo "oracle: Linux $version, seed $seed, $cases cases of each kind"
 rm -f "$work/results" "$work/console"

@@ -1,66 +1,34 @@
 //! What a port adds to bare DPDK over a memif, and what a runtime inside the program adds to that: round trips, and one way.
 //!
 //! Ends are polled by a thread each, on two devices of this process. All three take turns, so that what disturbs the machine disturbs all.
-//! Each writes the whole payload and reads one byte of it.
 //!
 //!     cargo run --release --example overhead [-- ROUND_TRIPS [TURNS]]
 
 use std::hint::spin_loop;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use takt::{ChannelId, Qos, Session, Sink, Source, Wait};
-use takt_datapath::{Datapath, PeerHandle, Port, PortRequest};
+use takt_datapath::overhead::{self, End, FILLING, PortEnd, measure, median};
 use takt_datapath_dpdk::bare::BareDevice;
 use takt_datapath_dpdk::{DpdkConfig, DpdkDatapath, HugePages, Subnet};
 use takt_embedded::{Embedded, Protection, Security, Settings};
-use takt_time::TrafficClass;
 
 /// How long a runtime's end waits for a message before it looks whether it is to end.
 const PATIENCE: Duration = Duration::from_micros(100);
-const RATE_TIME: Duration = Duration::from_millis(500);
 /// As much as a message of 8 KiB needs in one frame, for all three.
 const MTU: u16 = 9000;
-
-trait End: Send {
-    /// Whether it was sent.
-    fn send(&mut self, length: usize) -> bool;
-    /// How many have arrived.
-    fn poll(&mut self) -> usize;
-}
 
 struct BareEnd(BareDevice);
 
 impl End for BareEnd {
     fn send(&mut self, length: usize) -> bool {
-        self.0.send(7, length)
+        self.0.send(FILLING, length)
     }
 
     fn poll(&mut self) -> usize {
-        self.0.poll(|payload| assert_eq!(payload[0], 7))
-    }
-}
-
-struct PortEnd(Box<dyn Port>, PeerHandle);
-
-impl End for PortEnd {
-    fn send(&mut self, length: usize) -> bool {
-        let Ok(frame) = self.0.reserve(self.1) else {
-            self.0.flush();
-            return false;
-        };
-        self.0.payload(&frame)[..length].fill(7);
-        self.0
-            .commit(frame, length, TrafficClass::BEST_EFFORT, None);
-        self.0.flush();
-        true
-    }
-
-    fn poll(&mut self) -> usize {
-        self.0
-            .receive(32, &mut |datagram| assert_eq!(datagram.payload[0], 7))
+        self.0.poll(|payload| assert_eq!(payload[0], FILLING))
     }
 }
 
@@ -77,7 +45,7 @@ impl End for RuntimeEnd {
         let Ok(mut buffer) = self.source.buffer_wait(length, Wait::For(PATIENCE)) else {
             return false;
         };
-        buffer.fill(7);
+        buffer.fill(FILLING);
         buffer.emit().is_ok()
     }
 
@@ -85,13 +53,13 @@ impl End for RuntimeEnd {
         let Ok(first) = self.sink.consume(Wait::For(PATIENCE)) else {
             return 0;
         };
-        assert_eq!(first[0], 7);
+        assert_eq!(first[0], FILLING);
         drop(first);
         let mut count = 1;
         while count < 32
             && let Ok(message) = self.sink.consume(Wait::Never)
         {
-            assert_eq!(message[0], 7);
+            assert_eq!(message[0], FILLING);
             count += 1;
         }
         count
@@ -147,27 +115,9 @@ fn datapaths(configs: &[DpdkConfig; 2]) -> [Arc<DpdkDatapath>; 2] {
 }
 
 fn ports(configs: &[DpdkConfig; 2]) -> [PortEnd; 2] {
-    let mut last = 0;
-    let mut ports = datapaths(configs).map(|datapath| {
-        last += 1;
-        let bind = SocketAddr::new(address(last), 7401);
-        let request = PortRequest {
-            lane: 0,
-            lanes: 1,
-            bind,
-        };
-        datapath.open(&request).expect("a port")
-    });
-    let names = [ports[1].local(), ports[0].local()];
-    let peers = [0, 1].map(|end| ports[end].connect(names[end]).expect("a peer"));
-    while ![0, 1].iter().all(|&end| ports[end].reaches(peers[end])) {
-        for port in &mut ports {
-            port.flush();
-            port.receive(1, &mut |_| {});
-        }
-    }
-    let [left, right] = ports;
-    [PortEnd(left, peers[0]), PortEnd(right, peers[1])]
+    let [left, right] = datapaths(configs);
+    let binds = [1, 2].map(|last| SocketAddr::new(address(last), 7401));
+    overhead::ports([&*left, &*right], binds)
 }
 
 fn runtimes(configs: &[DpdkConfig; 2]) -> [RuntimeEnd; 2] {
@@ -228,64 +178,6 @@ fn runtimes(configs: &[DpdkConfig; 2]) -> [RuntimeEnd; 2] {
     ends
 }
 
-/// Median round trip in microseconds.
-fn round_trips(ends: &mut [impl End; 2], length: usize, count: usize) -> f64 {
-    let [left, right] = ends;
-    let end = AtomicBool::new(false);
-    let mut times: Vec<Duration> = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !end.load(Ordering::Relaxed) {
-                for _ in 0..right.poll() {
-                    while !right.send(length) {}
-                }
-                spin_loop();
-            }
-        });
-        let times = (0..count)
-            .map(|_| {
-                let start = Instant::now();
-                while !left.send(length) {}
-                while left.poll() == 0 {
-                    spin_loop();
-                }
-                start.elapsed()
-            })
-            .collect();
-        end.store(true, Ordering::Relaxed);
-        times
-    });
-    times.sort_unstable();
-    times[times.len() / 2].as_secs_f64() * 1e6
-}
-
-/// Thousands of messages a second that arrive.
-fn rate(ends: &mut [impl End; 2], length: usize) -> f64 {
-    let [left, right] = ends;
-    let end = AtomicBool::new(false);
-    let arrived = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !end.load(Ordering::Relaxed) {
-                if !left.send(length) {
-                    left.poll();
-                }
-            }
-        });
-        let start = Instant::now();
-        let mut arrived = 0;
-        while start.elapsed() < RATE_TIME {
-            arrived += right.poll();
-        }
-        end.store(true, Ordering::Relaxed);
-        arrived
-    });
-    arrived as f64 / RATE_TIME.as_secs_f64() / 1e3
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn main() {
     let mut arguments = std::env::args()
         .skip(1)
@@ -302,18 +194,18 @@ fn main() {
         let mut times = [const { Vec::new() }; 3];
         let mut rates = [const { Vec::new() }; 3];
         for _ in 0..turns {
-            let mut measure = |which: usize| {
+            let mut turn_of = |which: usize| {
                 let (configs, _directory) = devices(turn);
                 turn += 1;
                 let (time, rate) = match which {
-                    0 => both(bares(&configs), length, count),
-                    1 => both(ports(&configs), length, count),
-                    _ => both(runtimes(&configs), length, count),
+                    0 => measure(bares(&configs), length, count),
+                    1 => measure(ports(&configs), length, count),
+                    _ => measure(runtimes(&configs), length, count),
                 };
                 times[which].push(time);
                 rates[which].push(rate);
             };
-            (0..3).for_each(&mut measure);
+            (0..3).for_each(&mut turn_of);
         }
         let [bare, port, runtime] = times.each_mut().map(|values| median(values));
         let [bare_rate, port_rate, runtime_rate] = rates.each_mut().map(|values| median(values));
@@ -323,9 +215,4 @@ fn main() {
             (runtime - bare) * 500.0
         );
     }
-}
-
-fn both(mut ends: [impl End; 2], length: usize, count: usize) -> (f64, f64) {
-    let time = round_trips(&mut ends, length, count);
-    (time, rate(&mut ends, length))
 }

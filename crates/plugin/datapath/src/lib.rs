@@ -20,6 +20,8 @@ use takt_time::{TaiTime, TrafficClass};
 
 pub mod conformance;
 pub mod memory;
+#[doc(hidden)] // for examples of datapaths
+pub mod overhead;
 pub mod plugin;
 pub mod stack;
 
