@@ -165,34 +165,29 @@ fn round_trip(port: &mut dyn Port, kernel: &UdpSocket, number: u32) {
     });
 }
 
-#[test]
-fn datagrams_pass_open_vswitch_to_a_kernel_and_back_also_after_it_has_restarted() {
+/// Two hosts; `None`, and a note, where there can be no switch.
+fn hosts() -> Option<Lab> {
     if !support::privileged() {
-        return;
+        return None;
     }
     if !Path::new(SWITCH).exists() {
         println!("skipped: there is no {SWITCH} (openvswitch-switch-dpdk)");
-        return;
+        return None;
     }
-    let lab = Lab::scratch(&LabConfig::default()).expect("make two hosts");
-    let (near, far) = (lab.host(0), lab.host(1));
-    let directory = Directory::new();
+    Some(Lab::scratch(&LabConfig::default()).expect("make two hosts"))
+}
+
+/// The first host's switch on its cable, and a device behind it.
+fn deploy<'a>(lab: &'a Lab, directory: &'a Directory) -> (Switch<'a>, DpdkDatapath) {
     let socket = directory.0.join("vhost.sock");
-    let mut switch = Switch::start(near, &directory.0);
+    let switch = Switch::start(lab.host(0), &directory.0);
     switch.configure("add-br br0 -- set bridge br0 datapath_type=netdev");
     switch.configure(&format!("add-port br0 {INTERFACE}"));
     switch.configure(&format!(
         "add-port br0 vhost0 -- set Interface vhost0 type=dpdkvhostuserclient options:vhost-server-path={}",
         socket.display()
     ));
-    let IpAddr::V4(kernel) = IpAddr::from(far.address()) else {
-        unreachable!("labs have IPv4 addresses");
-    };
-    let [a, b, c, _] = kernel.octets();
-    let own = Subnet {
-        address: [a, b, c, 77].into(),
-        prefix: 24,
-    };
+    let [a, b, c, _] = lab.host(1).address().octets();
     let device = format!(
         "net_virtio_user{},path={},server=1,mac=02:00:00:00:00:77",
         fresh(),
@@ -200,21 +195,41 @@ fn datagrams_pass_open_vswitch_to_a_kernel_and_back_also_after_it_has_restarted(
     );
     // The driver waits until the switch has connected.
     let datapath = DpdkDatapath::probe(&DpdkConfig {
-        addresses: vec![own],
+        addresses: vec![Subnet {
+            address: [a, b, c, 77].into(),
+            prefix: 24,
+        }],
         ..config(&device)
-    })
-    .expect("a device");
-    let mut port = datapath
-        .open(&PortRequest {
-            lane: 0,
-            lanes: 1,
-            bind: SocketAddr::new(own.address, 7401),
-        })
-        .expect("a port");
-    let kernel = {
-        let _inside = far.enter().expect("enter the host");
-        UdpSocket::bind((kernel, 7401)).expect("a socket")
+    });
+    (switch, datapath.expect("a device"))
+}
+
+fn open(datapath: &DpdkDatapath, address: impl Into<IpAddr>) -> Box<dyn Port> {
+    let request = PortRequest {
+        lane: 0,
+        lanes: 1,
+        bind: SocketAddr::new(address.into(), 7401),
     };
+    datapath.open(&request).expect("a port")
+}
+
+/// A socket of the far host's kernel.
+fn kernel(lab: &Lab) -> UdpSocket {
+    let far = lab.host(1);
+    let _inside = far.enter().expect("enter the host");
+    UdpSocket::bind((far.address(), 7401)).expect("a socket")
+}
+
+#[test]
+fn datagrams_pass_open_vswitch_to_a_kernel_and_back_also_after_it_has_restarted() {
+    let Some(lab) = hosts() else {
+        return;
+    };
+    let directory = Directory::new();
+    let (mut switch, datapath) = deploy(&lab, &directory);
+    let [a, b, c, _] = lab.host(1).address().octets();
+    let mut port = open(&datapath, [a, b, c, 77]);
+    let kernel = kernel(&lab);
     kernel
         .set_nonblocking(true)
         .expect("a socket that does not wait");
@@ -225,4 +240,87 @@ fn datagrams_pass_open_vswitch_to_a_kernel_and_back_also_after_it_has_restarted(
     for number in 100..200 {
         round_trip(&mut *port, &kernel, number);
     }
+}
+
+/// The median round trip to the far kernel's echo, in microseconds.
+fn median_round_trip(port: &mut dyn Port, lab: &Lab) -> f64 {
+    const COUNT: usize = 20_000;
+    let kernel = kernel(lab);
+    let remote = kernel.local_addr().expect("bound");
+    let end = std::sync::atomic::AtomicBool::new(false);
+    let patience = Some(Duration::from_millis(100));
+    kernel.set_read_timeout(patience).expect("a timeout");
+    let mut times: Vec<f64> = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buffer = [0; 64];
+            while !end.load(std::sync::atomic::Ordering::Relaxed) {
+                if let Ok((length, from)) = kernel.recv_from(&mut buffer) {
+                    kernel.send_to(&buffer[..length], from).expect("an answer");
+                }
+            }
+        });
+        let peer = port.connect(remote).expect("a peer");
+        let times = (0..COUNT).map(|_| {
+            let start = Instant::now();
+            let mut sent = None;
+            loop {
+                // Sent again where it was lost, which counts as it took.
+                if sent.is_none_or(|at: Instant| at.elapsed() > Duration::from_secs(1)) {
+                    if let Ok(frame) = port.reserve(peer) {
+                        port.payload(&frame)[..64].fill(7);
+                        port.commit(frame, 64, TrafficClass::BEST_EFFORT, None);
+                        sent = Some(Instant::now());
+                    }
+                    port.flush();
+                }
+                if port.receive(64, &mut |_| {}) > 0 {
+                    break start.elapsed().as_secs_f64() * 1e6;
+                }
+            }
+        });
+        let times = times.collect();
+        end.store(true, std::sync::atomic::Ordering::Relaxed);
+        times
+    });
+    times.sort_by(f64::total_cmp);
+    times[COUNT / 2]
+}
+
+#[test]
+#[ignore = "measures and asserts nothing about time: cargo test --release --test switch -- --ignored --nocapture"]
+fn the_share_of_the_switch_in_the_latency() {
+    let mut all = [const { Vec::new() }; 2];
+    for _ in 0..5 {
+        let Some(lab) = hosts() else {
+            return;
+        };
+        let directory = Directory::new();
+        let (switch, datapath) = deploy(&lab, &directory);
+        let [a, b, c, _] = lab.host(1).address().octets();
+        all[0].push(median_round_trip(
+            &mut *open(&datapath, [a, b, c, 77]),
+            &lab,
+        ));
+        drop((datapath, switch));
+        // The same kernel at the far end, the same cable, and no switch: the device is on the cable itself.
+        let lab = Lab::scratch(&LabConfig::default()).expect("make two hosts");
+        let near = lab.host(0);
+        let datapath = {
+            let _inside = near.enter().expect("enter the host");
+            let device = format!("net_af_packet{},iface={INTERFACE}", fresh());
+            DpdkDatapath::probe(&config(&device)).expect("a device")
+        };
+        all[1].push(median_round_trip(
+            &mut *open(&datapath, near.address()),
+            &lab,
+        ));
+    }
+    let [behind, without] = all.each_mut().map(|times| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    });
+    println!(
+        "round trip of 64 bytes, medians of five: {behind:.1} us behind the switch, {without:.1} us without; the switch's share: {:.0} %",
+        (behind - without) / behind * 100.0
+    );
 }
