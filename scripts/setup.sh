@@ -55,6 +55,7 @@ if [ "$want" = test ]; then
     need /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk openvswitch-switch-dpdk
     # Captures of others, and what others read in them.
     need tshark tshark
+    need pmacctd pmacct
     need /usr/share/sip-tester/g711a.pcap sip-tester
 fi
 if [ "$want" = bench ]; then

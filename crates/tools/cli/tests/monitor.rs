@@ -1,6 +1,6 @@
 //! `takt monitor` and `takt health`: captures of others beside tools of others, files made here, an interface.
 //!
-//! `tshark` and the captures of `sip-tester` come with `scripts/setup.sh test`.
+//! `tshark`, `pmacct` and the captures of `sip-tester` come with `scripts/setup.sh test`.
 
 mod support;
 
@@ -115,6 +115,98 @@ fn agrees_with_tshark(path: &str) {
         (ours("mean_jitter_ns") - mean).abs() < 0.005,
         "{flow} {mean}"
     );
+}
+
+/// Packets and bytes of IP of each flow of UDP and TCP over IPv4, as pmacct counts them.
+fn pmacct(directory: &Directory, path: &str) -> BTreeMap<String, (u64, u64)> {
+    let config = directory.write(
+        "pmacct.conf",
+        &format!(
+            "daemonize: false\npcap_savefile: {path}\nplugins: print\nprint_output: csv\n\
+             aggregate: src_host,dst_host,src_port,dst_port,proto\nprint_refresh_time: 3600\n"
+        ),
+    );
+    let output = Command::new("pmacctd")
+        .arg("-f")
+        .arg(config)
+        .stderr(Stdio::null())
+        .output()
+        .expect("pmacctd runs: scripts/setup.sh test installs it");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let flows = text.lines().filter_map(|line| {
+        let columns: Vec<&str> = line.split(',').collect();
+        let &[from, to, from_port, to_port, protocol, packets, bytes] = &columns[..] else {
+            return None;
+        };
+        let told = from.contains('.') && ["udp", "tcp"].contains(&protocol);
+        let count = |text: &str| text.parse().expect("a number");
+        told.then(|| {
+            let flow = format!("{protocol} {from}:{from_port} > {to}:{to_port}");
+            (flow, (count(packets), count(bytes)))
+        })
+    });
+    flows.collect()
+}
+
+/// A capture that comes with the sources of the library that reads captures.
+fn sample(name: &str) -> String {
+    let output = Command::new("cargo")
+        .args(["metadata", "--format-version", "1", "--offline"])
+        .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
+        .current_dir(takt_testing::repository())
+        .output()
+        .expect("cargo");
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let mut packages = metadata["packages"].as_array().expect("packages").iter();
+    let package = packages.find(|package| package["name"] == "pcap-parser");
+    let manifest = package.expect("the library")["manifest_path"].as_str();
+    let directory = std::path::Path::new(manifest.expect("a path")).parent();
+    let path = directory.expect("a directory").join("assets").join(name);
+    path.to_str().expect("text").to_owned()
+}
+
+#[test]
+fn flows_of_udp_and_tcp_have_the_packets_and_bytes_that_pmacct_counts() {
+    const ETHERNET: u64 = 14;
+    // Without frame check sequence: shorter ones are filled up.
+    const SHORTEST: u64 = 60;
+    let directory = Directory::new();
+    let mut compared = 0;
+    for path in [
+        G711.to_owned(),
+        sample("wireshark_samples-test.pcapng"),
+        sample("ntp.pcap"),
+    ] {
+        let theirs = pmacct(&directory, &path);
+        let account = account(&["monitor", "-r", &path, "--json"]);
+        let mut ours = BTreeMap::new();
+        for flow in account["flows"].as_array().expect("flows") {
+            let name = flow["flow"].as_str().expect("a name");
+            let told = ["udp", "tcp"].iter().any(|kind| name.starts_with(kind));
+            if told && !name.contains('[') {
+                ours.insert(name.to_owned(), flow);
+            }
+        }
+        assert!(!theirs.is_empty(), "{path}");
+        let names = |all: Vec<&String>| all.into_iter().cloned().collect::<Vec<_>>();
+        assert_eq!(
+            names(ours.keys().collect()),
+            names(theirs.keys().collect()),
+            "{path}"
+        );
+        for (name, (packets, bytes)) in &theirs {
+            let flow = ours[name];
+            let told = |what: &str| flow[what].as_u64().expect("a number");
+            assert_eq!(told("packets"), *packets, "{path}: {flow}");
+            let least = bytes + ETHERNET * packets;
+            match told("smallest") {
+                SHORTEST => assert!(told("bytes") >= least, "{path}: {flow}"),
+                _ => assert_eq!(told("bytes"), least, "{path}: {flow}"),
+            }
+            compared += 1;
+        }
+    }
+    assert!(compared > 500, "{compared} flows");
 }
 
 #[test]
