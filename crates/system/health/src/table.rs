@@ -379,6 +379,11 @@ impl Table {
             .specs
             .iter()
             .position(|spec| spec.pattern.matches(&key));
+        // First of all whether there is room: who makes flows up costs no more than that.
+        let at = match self.flows.len() < self.config.capacity {
+            true => self.flows.len(),
+            false => self.make_room(spec.is_some(), now_ns)?,
+        };
         let declared = spec.map(|spec| self.document.specs[spec].stamp);
         let stamp = match declared {
             Some(Stamp::Auto) | None => Stamp::recognise(&key, payload),
@@ -393,26 +398,28 @@ impl Table {
             .filter(|(_, rule)| rule.pattern.matches(&key))
             .map(|(at, _)| (at as u16, RuleState::default()))
             .collect();
-        if self.flows.len() < self.config.capacity {
-            let at = self.flows.len();
-            self.flows.push(flow);
-            self.index.insert(key, at as u32);
-            return Some(at);
+        match self.flows.get_mut(at) {
+            Some(place) => *place = flow,
+            None => self.flows.push(flow),
         }
+        self.index.insert(key, at as u32);
+        Some(at)
+    }
+
+    /// Forgets a flow of a full table: one that nobody declared and that is idle, or that gives way to one that somebody did. Where it was;
+    /// `None`: there is none nearby.
+    fn make_room(&mut self, declared: bool, now_ns: i64) -> Option<usize> {
         for _ in 0..LOOKS.min(self.flows.len()) {
             self.hand = (self.hand + 1) % self.flows.len();
-            let old = &mut self.flows[self.hand];
-            // One that nobody declared gives way to one that somebody did.
-            let may_go = old.spec.is_none()
-                && (spec.is_some() || now_ns - old.last_ns >= self.config.idle_ns);
+            let old = &self.flows[self.hand];
+            let may_go =
+                old.spec.is_none() && (declared || now_ns - old.last_ns >= self.config.idle_ns);
             if may_go {
                 self.histograms -= usize::from(old.has_histograms());
                 for (rule, state) in &old.rules {
                     self.rule_counts[usize::from(*rule)].active -= u64::from(state.active);
                 }
-                let gone = std::mem::replace(old, flow);
-                self.index.remove(&gone.key);
-                self.index.insert(key, self.hand as u32);
+                self.index.remove(&old.key);
                 self.counters.aged += 1;
                 return Some(self.hand);
             }

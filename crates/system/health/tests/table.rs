@@ -295,6 +295,40 @@ fn a_full_table_takes_no_more_and_idle_or_undeclared_flows_make_room() {
 }
 
 #[test]
+fn ten_million_flows_cost_their_packets_and_a_declared_one_is_measured_all_the_same() {
+    const FLOWS: u32 = 10_000_000;
+    let document = "[[flow]]\nname = \"beat\"\nmatch = \"udp * > *:9\"\nmax-loss = \"1%\"\n";
+    let config = Config {
+        capacity: 1 << 12,
+        ..Config::default()
+    };
+    let mut table = Table::new(config, Document::read(document).expect("a document"));
+    let mut packet = udp([10, 0, 0, 0], [1, 2], &[]);
+    let beat = udp([11, 0, 0, 1], [1, 9], &[]);
+    for number in 0..FLOWS {
+        // The source; nobody asks for the header's checksum.
+        packet[12..16].copy_from_slice(&(0x0a00_0000 + number).to_be_bytes());
+        let now_ns = START + i64::from(number) * 1_000;
+        take(&mut table, now_ns, &packet);
+        if number % 1_000 == 0 {
+            take(&mut table, now_ns, &beat);
+        }
+    }
+    assert_eq!(table.flows().len(), 1 << 12);
+    let declared: Vec<_> = table
+        .flows()
+        .iter()
+        .filter(|flow| flow.spec.is_some())
+        .collect();
+    assert_eq!(declared.len(), 1);
+    assert_eq!(declared[0].report(None).packets, u64::from(FLOWS) / 1_000);
+    // Each of the others is a flow, or counted as one that there was no room for; nothing aged, all is within 10 s.
+    let counters = table.counters();
+    let taken = u64::from(FLOWS) - counters.no_room;
+    assert_eq!(taken, (1 << 12) - 1 + counters.aged, "{counters:?}");
+}
+
+#[test]
 fn a_million_flows_fit_in_a_gigabyte() {
     assert!(size_of::<Flow>() <= 900, "{}", size_of::<Flow>());
 }
