@@ -2,6 +2,7 @@
 //! things work; the time that they take says nothing.
 
 use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -12,7 +13,7 @@ use takt_testing::{Directory, until};
 use super::guest::{mac, numbers};
 use super::support::{GUEST, PORT, Running, Site, built};
 
-/// A guest with two queue pairs.
+/// A guest.
 struct Machine {
     qemu: Child,
     serial: UnixStream,
@@ -20,7 +21,8 @@ struct Machine {
 }
 
 impl Machine {
-    fn start(site: &Site) -> Self {
+    /// With so many queue pairs.
+    fn start(site: &Site, pairs: usize) -> Self {
         let image = PathBuf::from(
             std::env::var_os("TAKT_GUEST_IMAGE").expect("TAKT_GUEST_IMAGE: run `make test-guests`"),
         );
@@ -37,16 +39,19 @@ impl Machine {
             .arg("-initrd")
             .arg(image.join("initrd.gz"))
             .args(["-append", "console=ttyS0 quiet panic=-1"])
-            .args(["-display", "none", "-monitor", "none", "-no-reboot"])
+            .args(["-display", "none", "-monitor", "none"])
             .arg("-chardev")
             .arg(format!(
                 "socket,id=c,path={},reconnect=1",
                 site.vhost_user().display()
             ))
-            .args(["-netdev", "vhost-user,id=n,chardev=c,queues=2", "-device"])
+            .arg("-netdev")
+            .arg(format!("vhost-user,id=n,chardev=c,queues={pairs}"))
+            .arg("-device")
             .arg(format!(
-                "virtio-net-pci,netdev=n,mac={},mq=on,vectors=0",
-                mac()
+                "virtio-net-pci,netdev=n,mac={},mq={},vectors=0",
+                mac(),
+                if pairs > 1 { "on" } else { "off" }
             ))
             .arg("-chardev")
             .arg(format!(
@@ -70,16 +75,20 @@ impl Machine {
             serial,
             scratch,
         };
+        machine.wait_until_started(1);
+        machine
+    }
+
+    /// Waits until it has started so often, and gives it its address.
+    fn wait_until_started(&self, times: usize) {
         until("the guest has started", || {
-            let console = std::fs::read_to_string(machine.scratch.join("console"));
-            console
-                .is_ok_and(|text| text.contains("guest: ready"))
-                .then_some(())
+            let console = std::fs::read(self.scratch.join("console")).unwrap_or_default();
+            let text = String::from_utf8_lossy(&console);
+            (text.matches("guest: ready").count() >= times).then_some(())
         });
-        machine.run(&format!(
+        self.run(&format!(
             "ip link set eth0 mtu 1450 up && ip address add {GUEST}/16 dev eth0"
         ));
-        machine
     }
 
     /// Does something in the guest, which must end well. What it prints.
@@ -142,7 +151,7 @@ fn started() -> (Site, Running, Machine) {
     let site = Site::bridged();
     site.add_tap();
     let device = site.attach_guest(&QUEUES);
-    let machine = Machine::start(&site);
+    let machine = Machine::start(&site, 2);
     machine.map_priorities();
     machine.ping(&site);
     (site, device, machine)
@@ -159,9 +168,52 @@ fn an_unmodified_guest_sends_its_classes_by_the_runtime_and_all_else_by_the_kern
     let of = |class| arrivals.iter().filter(|one| one.class == class).count();
     assert_eq!((of(0), of(5)), (30, 30), "{arrivals:?}");
     site.until_guest(1, "sent", 30);
+    // What is the kernel's, whole: 4 MiB of TCP either way.
+    let listener = {
+        let _inside = site.there().enter().expect("the lab is up");
+        TcpListener::bind("0.0.0.0:5002").expect("bind")
+    };
+    let echo = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a connection");
+        let mut all = vec![0; 4 << 20];
+        stream.read_exact(&mut all).expect("received");
+        stream.write_all(&all).expect("sent");
+        // The other end closes.
+        let _ = stream.read(&mut [0]);
+    });
+    let said = machine.run(&format!(
+        "head -c 4194304 /dev/urandom > /tmp/a; (cat /tmp/a; sleep 1000) | nc {} 5002 | head -c 4194304 > /tmp/b; \
+         cmp /tmp/a /tmp/b && echo the same; pkill sleep",
+        site.there().address()
+    ));
+    assert!(said.contains("the same"), "{said}");
+    echo.join().expect("the echo");
     // The guest's kernel knows its device, and that nothing went wrong.
     let said = machine.run("ethtool -l eth0; ip -s link show eth0");
     assert!(said.contains("Combined:	2"), "{said}");
+    device.terminate();
+}
+
+#[test]
+#[ignore = "make test-guests"]
+fn a_guest_with_one_queue_has_the_classes_of_its_frames() {
+    let site = Site::bridged();
+    site.add_tap();
+    let device = site.attach_guest(&[]);
+    let machine = Machine::start(&site, 1);
+    machine.ping(&site);
+    let wire = site.capture();
+    let to = site.there().address();
+    machine.run(&format!("talker none {to} {PORT} 20 1000 0 tos=160"));
+    let arrivals = wire.wait(20);
+    assert!(arrivals.iter().all(|one| one.class == 5), "{arrivals:?}");
+    // Echoes are of class 0.
+    until("all were the runtime's", || {
+        let status = site.guest_status();
+        let mut counters = status.queues[0].counters.iter();
+        let sent = counters.find(|counter| counter.name == "sent");
+        (sent.expect("a counter").frames >= 20).then_some(())
+    });
     device.terminate();
 }
 
@@ -222,13 +274,19 @@ fn guests_backends_and_runtimes_are_started_anew_under_those_that_run() {
             .find(|counter| counter.name == "sent");
         (sent.expect("a counter").frames > 1).then_some(())
     });
-    // The guest.
-    machine.run("echo 1 > /proc/sys/kernel/sysrq");
+    // The guest, by itself: its driver begins anew with the rings.
+    let mut serial = &machine.serial;
+    serial.write_all(b"reboot -f\n").expect("typed");
+    machine.wait_until_started(2);
+    machine.map_priorities();
+    machine.ping(&site);
+    machine.talk(&site, 1, 5);
+    // And with all of its machine.
     drop(machine);
     until("QEMU has gone", || {
         (!site.guest_status().connected).then_some(())
     });
-    let machine = Machine::start(&site);
+    let machine = Machine::start(&site, 2);
     machine.map_priorities();
     machine.ping(&site);
     assert!(site.guest_status().connections >= 2);
