@@ -86,6 +86,7 @@ install_all() {
     fill deploy/cmake/takt-config.cmake.in 644 "$LIBDIR/cmake/takt/takt-config.cmake"
     fill deploy/cmake/takt-config-version.cmake.in 644 "$LIBDIR/cmake/takt/takt-config-version.cmake"
     fill deploy/systemd/taktd.service 644 "$UNITDIR/taktd.service"
+    fill deploy/systemd/takt-guest@.service 644 "$UNITDIR/takt-guest@.service"
 
     # A configuration that is there is the operator's.
     if [ ! -e "$DESTDIR$CONFIG" ]; then
@@ -118,7 +119,7 @@ uninstall_all() {
         "$DESTDIR$LIBDIR"/takt-preload/{,lib/,lib64/,lib/*/,'$LIB'/}libtakt_preload.so \
         "$DESTDIR$LIBDIR/pkgconfig/takt.pc" \
         "$DESTDIR$LIBDIR"/cmake/takt/takt-config{,-version}.cmake \
-        "$DESTDIR$UNITDIR/taktd.service" \
+        "$DESTDIR$UNITDIR"/{taktd,takt-guest@}.service \
         "$DESTDIR$MANDIR"/man1/{takt,taktd}.1 "$DESTDIR$MANDIR"/man1/takt-*.1 \
         "$DESTDIR$BASH_DIR/takt" "$DESTDIR$ZSH_DIR/_takt" "$DESTDIR$FISH_DIR/takt.fish"
     for header in include/*.h include/*.hpp; do rm -f "$DESTDIR$INCLUDEDIR/$(basename "$header")"; done

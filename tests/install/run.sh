@@ -54,11 +54,13 @@ staged() {
     expect "ExecStart=/usr/bin/taktd --config /srv/etc/takt/takt.toml" "$work/c/srv/units/taktd.service"
     if grep -rlE '@[A-Z_]+@' "$work/c"/usr/lib/{pkgconfig,cmake} "$work/c/srv"; then fail "a place was not filled in"; fi
 
-    step "systemd reads the unit"
+    step "systemd reads the units"
     PREFIX=$work/live scripts/install.sh install >/dev/null
     if command -v systemd-analyze >/dev/null; then
-        systemd-analyze verify "$work/live/lib/systemd/system/taktd.service" 2>"$work/out" || true
-        if grep -F taktd.service "$work/out"; then fail "systemd complains of the unit"; fi
+        for unit in taktd takt-guest@; do
+            systemd-analyze verify "$work/live/lib/systemd/system/$unit.service" 2>"$work/out" || true
+            if grep -F "$unit" "$work/out"; then fail "systemd complains of the unit"; fi
+        done
     fi
     "$work/live/bin/takt" preload --help >/dev/null
     man -l "$work/live/share/man/man1/takt.1" >/dev/null 2>&1 || [ ! -x /usr/bin/man ] || fail "man cannot read takt.1"
