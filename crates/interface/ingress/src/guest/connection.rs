@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,9 +18,6 @@ use virtio_bindings::bindings::virtio_ring::{
     VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };
 use vmm_sys_util::epoll::EventSet;
-use vmm_sys_util::event::{
-    EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier,
-};
 
 use super::ring::{self, HEADER, LONGEST, Memory, Put};
 use super::status::{Own, Shared};
@@ -46,6 +44,22 @@ pub(super) struct Connection {
     memory: Memory,
     /// Of each thread, for turns without an event.
     timers: Vec<OwnedFd>,
+    /// The threads are to end.
+    ending: AtomicBool,
+}
+
+/// Has the threads of a connection end when it is dropped: they never do so by themselves. The library has events for that, and leaves
+/// one descriptor for each of them open.
+pub(super) struct Ending<'a>(pub(super) &'a Connection);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        // Release: who finds its timer gone off finds this, too.
+        self.0.ending.store(true, Ordering::Release);
+        for thread in 0..self.0.timers.len() {
+            self.0.again(thread, Duration::ZERO);
+        }
+    }
 }
 
 /// The frame for the guest that is in hand.
@@ -80,6 +94,7 @@ impl Connection {
             tap,
             shared,
             memory,
+            ending: AtomicBool::new(false),
         })
     }
 
@@ -232,10 +247,6 @@ impl VhostUserBackend for Connection {
         sending.chain([receiving]).collect()
     }
 
-    fn exit_event(&self, _thread: usize) -> Option<(EventConsumer, EventNotifier)> {
-        new_event_consumer_and_notifier(EventFlag::CLOEXEC | EventFlag::NONBLOCK).ok()
-    }
-
     fn handle_event(
         &self,
         event: u16,
@@ -245,6 +256,10 @@ impl VhostUserBackend for Connection {
     ) -> io::Result<()> {
         if u64::from(event) == self.timer_event() {
             let _ = rustix::io::read(&self.timers[thread], &mut [0; 8]);
+        }
+        if self.ending.load(Ordering::Acquire) {
+            // An error is what ends a thread of the library's.
+            return Err(io::Error::other("the VMM has gone"));
         }
         match thread < self.transmitters.len() {
             true => self.transmit(thread, &rings[0]),

@@ -45,7 +45,7 @@ use vhost_user_backend::VhostUserDaemon;
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use crate::error::Error;
-use connection::Connection;
+use connection::{Connection, Ending};
 use queue::Queue;
 use status::Shared;
 pub use status::{Counter, QueueStatus, Status, status};
@@ -137,7 +137,13 @@ impl Guest {
         let text = |error: vhost_user_backend::Error| error.to_string();
         let mut daemon = VhostUserDaemon::new("vhost-user".into(), Arc::clone(&connection), memory)
             .map_err(text)?;
-        connection.register(&daemon.get_epoll_handlers())?;
+        if let Err(told) = connection.register(&daemon.get_epoll_handlers()) {
+            // Its threads cannot be reached.
+            std::mem::forget(daemon);
+            return Err(told);
+        }
+        // Before the daemon, which waits for its threads.
+        let _ending = Ending(&connection);
         let told = |error: io::Error| error.to_string();
         let (vmm, _) = self.listener.accept().map_err(told)?;
         let (mut inner, library) = relay::inner().map_err(told)?;

@@ -59,6 +59,7 @@ fn queues_of_a_class_leave_by_the_runtime_and_all_else_is_the_kernels_as_is_what
     let device = site.attach_guest(&["--queue", "kernel", "--queue", "class=5"]);
     assert!(!site.guest_status().connected);
     let mut vmm = Vmm::start(&site.vhost_user(), 2);
+    site.until_plugged_in();
     let frames: Vec<_> = (0..100).map(|number| datagram(&site, 0, number)).collect();
     vmm.send(0, &frames[..50]);
     assert_eq!(numbers(&listener, 50), (0..50).collect::<Vec<_>>());
@@ -170,7 +171,8 @@ fn vmms_come_and_go_and_so_does_the_runtime() {
     let mut site = site();
     let listener = site.listener();
     let device = site.attach_guest(&["--queue", "class=5", "--required"]);
-    for turn in 0..3 {
+    let mut held = Vec::new();
+    for turn in 0..5 {
         let mut vmm = Vmm::start(&site.vhost_user(), 1);
         vmm.send(0, &[datagram(&site, 0, turn)]);
         assert_eq!(numbers(&listener, 1), [turn]);
@@ -180,8 +182,11 @@ fn vmms_come_and_go_and_so_does_the_runtime() {
         until("the VMM has gone", || {
             (!site.guest_status().connected).then_some(())
         });
+        held.push(device.descriptors());
     }
-    assert_eq!(site.guest_status().connections, 3);
+    assert_eq!(site.guest_status().connections, 5);
+    // A VMM that has gone leaves nothing behind.
+    assert_eq!(held[0], held[4], "{held:?}");
     let mut vmm = Vmm::start(&site.vhost_user(), 1);
     site.kill_daemon();
     until("its end is noticed", || {

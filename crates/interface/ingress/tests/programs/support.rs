@@ -138,6 +138,13 @@ impl Running {
             .concat()
     }
 
+    /// How many descriptors it has open.
+    pub fn descriptors(&self) -> usize {
+        let process = self.child.as_ref().expect("it runs").id();
+        let entries = std::fs::read_dir(format!("/proc/{process}/fd"));
+        entries.expect("its descriptors").count()
+    }
+
     /// Ends it with SIGKILL.
     pub fn kill(mut self) {
         let mut child = self.child.take().expect("once");
@@ -358,6 +365,26 @@ impl Site {
             let status = Command::new("ip").args(command.split(' ')).status();
             assert!(status.expect("ip").success());
         }
+    }
+
+    /// Waits until the bridge has noticed that the guest's cable is plugged in, which the kernel tells it later.
+    pub fn until_plugged_in(&self) {
+        until("the bridge forwards", || {
+            let output = Command::new("bridge")
+                .args([
+                    "-n",
+                    self.lab.host(0).namespace(),
+                    "link",
+                    "show",
+                    "dev",
+                    TAP,
+                ])
+                .output();
+            let said = output.expect("bridge").stdout;
+            String::from_utf8_lossy(&said)
+                .contains("state forwarding")
+                .then_some(())
+        });
     }
 
     /// Serves the guest's device.
