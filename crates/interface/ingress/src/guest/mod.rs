@@ -39,6 +39,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use vhost_user_backend::VhostUserDaemon;
@@ -55,12 +56,15 @@ use transmit::Transmitter;
 /// The most queue pairs of a guest: two for each class.
 pub const MOST_QUEUES: usize = 16;
 
+/// How long is waited after a connection that did not go well.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// The device of a guest, and for whom it is.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where the VMM finds it; it is made, and what was there is replaced if it is a socket.
     pub socket: PathBuf,
-    /// The tap device of this network namespace; made if it is not there, for as long as the process.
+    /// The tap device of this network namespace.
     pub tap: String,
     /// What each queue pair is for, the first one first.
     pub queues: Vec<Queue>,
@@ -118,6 +122,8 @@ impl Guest {
             // A VMM that talks nonsense: the next one is as welcome.
             if let Err(told) = self.serve(stop) {
                 self.shared.note(told);
+                // Nor is it waited for without a pause where it cannot even be taken, for want of descriptors say.
+                std::thread::sleep(PAUSE);
             }
             self.tap.set_carrier(false);
             self.shared.connected.store(false, Ordering::Relaxed);
@@ -125,8 +131,10 @@ impl Guest {
         Ok(())
     }
 
-    /// Serves the VMM that has connected until it goes or `stop` is readable. What went wrong, if something did.
+    /// Takes the VMM that has connected and serves it until it goes or `stop` is readable. What went wrong, if something did.
     fn serve(&self, stop: BorrowedFd<'_>) -> Result<(), String> {
+        let told = |error: io::Error| error.to_string();
+        let (vmm, _) = self.listener.accept().map_err(told)?;
         let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
         let connection = Arc::new(Connection::new(
             Arc::clone(&self.transmitters),
@@ -144,8 +152,6 @@ impl Guest {
         }
         // Before the daemon, which waits for its threads.
         let _ending = Ending(&connection);
-        let told = |error: io::Error| error.to_string();
-        let (vmm, _) = self.listener.accept().map_err(told)?;
         let (mut inner, library) = relay::inner().map_err(told)?;
         // Does not wait: it is connected.
         daemon.start(&mut inner).map_err(text)?;
