@@ -121,7 +121,7 @@ fn agrees_with_tshark(path: &str) {
 fn pmacct(directory: &Directory, path: &str) -> BTreeMap<String, (u64, u64)> {
     let config = directory.write(
         "pmacct.conf",
-        &format!(
+        format!(
             "daemonize: false\npcap_savefile: {path}\nplugins: print\nprint_output: csv\n\
              aggregate: src_host,dst_host,src_port,dst_port,proto\nprint_refresh_time: 3600\n"
         ),
