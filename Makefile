@@ -161,7 +161,7 @@ test-guests: setup
 	$(SUDO) env TAKT_GUEST_IMAGE=$(CURDIR)/target/guests $(CARGO) test -p takt-ingress --test programs qemu:: -- --ignored --test-threads 1
 
 test-cluster: setup
-	$(CARGO) build -p taktd -p takt-preload
+	$(CARGO) build -p taktd -p takt-preload -p takt-cli
 	$(SUDO) $(MAKE) -C kubernetes test-cluster
 
 # Go is all that these need beforehand.

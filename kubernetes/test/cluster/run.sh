@@ -14,7 +14,7 @@ cores=all
 network=
 objects=
 [ "${TAKT_NODES:-1}" = 1 ] || { objects=", objects: true" cores=none; }
-[ -z "${TAKT_TAKTD:-}" ] || network=", network: {enabled: true, preload: $TAKT_PRELOAD_LIBRARY$objects}"
+[ -z "${TAKT_TAKTD:-}" ] || network=", network: {enabled: true, preload: $TAKT_BUILT/libtakt_preload.so, takt: $TAKT_BUILT/takt$objects}"
 echo "{config: {cores: $cores, backend: $TAKT_BACKEND, podRequests: warn}, image: {pullPolicy: Never}$network}" >"$bin/values.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/values.yaml" kube-system >"$bin/chart.yaml")
 [ -z "$objects" ] || cat "$here"/../../../deploy/helm/takt-node/crds/*.yaml >>"$bin/chart.yaml"
