@@ -305,15 +305,13 @@ fn the_share_of_the_switch_in_the_latency() {
         // The same kernel at the far end, the same cable, and no switch: the device is on the cable itself.
         let lab = Lab::scratch(&LabConfig::default()).expect("make two hosts");
         let near = lab.host(0);
-        let datapath = {
+        let mut port = {
             let _inside = near.enter().expect("enter the host");
             let device = format!("net_af_packet{},iface={INTERFACE}", fresh());
-            DpdkDatapath::probe(&config(&device)).expect("a device")
+            let datapath = DpdkDatapath::probe(&config(&device)).expect("a device");
+            open(&datapath, near.address())
         };
-        all[1].push(median_round_trip(
-            &mut *open(&datapath, near.address()),
-            &lab,
-        ));
+        all[1].push(median_round_trip(&mut *port, &lab));
     }
     let [behind, without] = all.each_mut().map(|times| {
         times.sort_by(f64::total_cmp);
