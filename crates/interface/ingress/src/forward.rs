@@ -12,13 +12,9 @@ use crate::counters::{Counters, Unserved};
 use crate::error::Error;
 use crate::programs::{Attached, Device};
 use crate::record::{LaunchClock, Record, Towards, complete_checksum};
-use crate::runtime::{DEPTH, Emitted, Runtime};
+use crate::runtime::{DEPTH, Emitted, ROOM, Runtime, TICK};
 use crate::{ClassFrom, Options};
 
-/// How often is looked whether the device is there, what became of frames, and others are told.
-const TICK: Duration = Duration::from_millis(200);
-/// How long is waited between two looks for room: completions ring no bell.
-const ROOM: Duration = Duration::from_micros(500);
 /// The programs at a pod's veth with a session of the pod's listener.
 pub struct Attachment {
     programs: Attached,
@@ -123,12 +119,8 @@ impl Attachment {
     fn forward(&mut self, frame: &[u8], launch: TaiTime, stop: impl AsFd) -> Result<(), Error> {
         let unserved = match self.runtime.admit(frame) {
             Ok((towards, class)) => {
-                let class = match self.class {
-                    ClassFrom::Frame => class,
-                    ClassFrom::Fixed(class) => class,
-                };
                 let options = FrameOptions {
-                    class,
+                    class: self.class.of(class),
                     launch: Some(launch),
                     deadline: false,
                 };

@@ -45,6 +45,16 @@ pub enum ClassFrom {
     Fixed(TrafficClass),
 }
 
+impl ClassFrom {
+    /// The class of a frame that says this one of itself.
+    pub(crate) fn of(self, frame: TrafficClass) -> TrafficClass {
+        match self {
+            Self::Frame => frame,
+            Self::Fixed(class) => class,
+        }
+    }
+}
+
 impl std::str::FromStr for ClassFrom {
     type Err = &'static str;
 

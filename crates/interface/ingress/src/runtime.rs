@@ -18,6 +18,10 @@ pub(crate) const DEPTH: u32 = 256;
 /// Memory for that many of a usual MTU, and next to none to receive.
 const TX_BYTES: usize = 2 << 20;
 const RX_BYTES: usize = 64 << 10;
+/// How often the runtime is asked what became of frames, and told of those that it did not get.
+pub(crate) const TICK: Duration = Duration::from_millis(200);
+/// How long is waited between two looks for room: completions ring no bell.
+pub(crate) const ROOM: Duration = Duration::from_micros(500);
 /// How long the runtime may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// For how long it is believed what the runtime has said of a destination. It follows those that were asked for of late.

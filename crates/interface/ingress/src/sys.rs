@@ -123,13 +123,8 @@ struct DriverInfo {
 const ETHTOOL_GDRVINFO: u32 = 3;
 const SIOCETHTOOL: libc::c_ulong = 0x8946;
 
-/// The name of a device's driver.
-pub(crate) fn driver(device: &str) -> io::Result<String> {
-    let mut info = DriverInfo {
-        command: ETHTOOL_GDRVINFO,
-        driver: [0; 32],
-        rest: [0; 160],
-    };
+/// A request about a device, for ioctl(2), for nothing yet.
+fn request(device: &str) -> io::Result<libc::ifreq> {
     // SAFETY: all zero is a request for nothing.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if device.len() >= request.ifr_name.len() {
@@ -138,6 +133,17 @@ pub(crate) fn driver(device: &str) -> io::Result<String> {
     for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
         *to = from as libc::c_char;
     }
+    Ok(request)
+}
+
+/// The name of a device's driver.
+pub(crate) fn driver(device: &str) -> io::Result<String> {
+    let mut info = DriverInfo {
+        command: ETHTOOL_GDRVINFO,
+        driver: [0; 32],
+        rest: [0; 160],
+    };
+    let mut request = request(device)?;
     request.ifr_ifru.ifru_data = (&raw mut info).cast();
     // SAFETY: plain calls; the request and what it points to are as long as the kernel expects and outlive them, and the
     // descriptor is nobody else's.
@@ -366,14 +372,7 @@ const IFF_NO_PI: libc::c_short = 0x1000;
 
 /// Makes a descriptor of `/dev/net/tun` that of a tap device, whose frames have nothing before them.
 pub(crate) fn take_tap(tun: BorrowedFd<'_>, device: &str) -> io::Result<()> {
-    // SAFETY: all zero is a request for nothing.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    if device.len() >= request.ifr_name.len() {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
-        *to = from as libc::c_char;
-    }
+    let mut request = request(device)?;
     request.ifr_ifru.ifru_flags = IFF_TAP | IFF_NO_PI;
     // SAFETY: the request is as long as the kernel expects and outlives the call.
     match unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETIFF as _, &raw mut request) } {

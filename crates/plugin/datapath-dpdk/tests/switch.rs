@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use support::{Directory, INTERFACE, config, fresh};
+use takt_datapath::overhead::median;
 use takt_datapath::{Datapath, Port, PortRequest, ReserveError};
 use takt_datapath_dpdk::{DpdkConfig, DpdkDatapath, Subnet};
 use takt_lab::{Host, Lab, LabConfig};
@@ -177,6 +178,12 @@ fn hosts() -> Option<Lab> {
     Some(Lab::scratch(&LabConfig::default()).expect("make two hosts"))
 }
 
+/// The address of the device behind the switch.
+fn behind(lab: &Lab) -> IpAddr {
+    let [a, b, c, _] = lab.host(1).address().octets();
+    [a, b, c, 77].into()
+}
+
 /// The first host's switch on its cable, and a device behind it.
 fn deploy<'a>(lab: &'a Lab, directory: &'a Directory) -> (Switch<'a>, DpdkDatapath) {
     let socket = directory.0.join("vhost.sock");
@@ -187,7 +194,6 @@ fn deploy<'a>(lab: &'a Lab, directory: &'a Directory) -> (Switch<'a>, DpdkDatapa
         "add-port br0 vhost0 -- set Interface vhost0 type=dpdkvhostuserclient options:vhost-server-path={}",
         socket.display()
     ));
-    let [a, b, c, _] = lab.host(1).address().octets();
     let device = format!(
         "net_virtio_user{},path={},server=1,mac=02:00:00:00:00:77",
         fresh(),
@@ -196,7 +202,7 @@ fn deploy<'a>(lab: &'a Lab, directory: &'a Directory) -> (Switch<'a>, DpdkDatapa
     // The driver waits until the switch has connected.
     let datapath = DpdkDatapath::probe(&DpdkConfig {
         addresses: vec![Subnet {
-            address: [a, b, c, 77].into(),
+            address: behind(lab),
             prefix: 24,
         }],
         ..config(&device)
@@ -227,8 +233,7 @@ fn datagrams_pass_open_vswitch_to_a_kernel_and_back_also_after_it_has_restarted(
     };
     let directory = Directory::new();
     let (mut switch, datapath) = deploy(&lab, &directory);
-    let [a, b, c, _] = lab.host(1).address().octets();
-    let mut port = open(&datapath, [a, b, c, 77]);
+    let mut port = open(&datapath, behind(&lab));
     let kernel = kernel(&lab);
     kernel
         .set_nonblocking(true)
@@ -282,8 +287,7 @@ fn median_round_trip(port: &mut dyn Port, lab: &Lab) -> f64 {
         end.store(true, std::sync::atomic::Ordering::Relaxed);
         times
     });
-    times.sort_by(f64::total_cmp);
-    times[COUNT / 2]
+    median(&mut times)
 }
 
 #[test]
@@ -296,11 +300,9 @@ fn the_share_of_the_switch_in_the_latency() {
         };
         let directory = Directory::new();
         let (switch, datapath) = deploy(&lab, &directory);
-        let [a, b, c, _] = lab.host(1).address().octets();
-        all[0].push(median_round_trip(
-            &mut *open(&datapath, [a, b, c, 77]),
-            &lab,
-        ));
+        let mut port = open(&datapath, behind(&lab));
+        all[0].push(median_round_trip(&mut *port, &lab));
+        drop(port);
         drop((datapath, switch));
         // The same kernel at the far end, the same cable, and no switch: the device is on the cable itself.
         let lab = Lab::scratch(&LabConfig::default()).expect("make two hosts");
@@ -313,10 +315,7 @@ fn the_share_of_the_switch_in_the_latency() {
         };
         all[1].push(median_round_trip(&mut *port, &lab));
     }
-    let [behind, without] = all.each_mut().map(|times| {
-        times.sort_by(f64::total_cmp);
-        times[times.len() / 2]
-    });
+    let [behind, without] = all.each_mut().map(|times| median(times));
     println!(
         "round trip of 64 bytes, medians of five: {behind:.1} us behind the switch, {without:.1} us without; the switch's share: {:.0} %",
         (behind - without) / behind * 100.0

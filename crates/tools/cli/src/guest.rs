@@ -110,9 +110,10 @@ impl Attach {
             true => "is dropped",
             false => "goes the kernel's way",
         };
-        tell_ready(&format!(
-            "{told}: serving a guest; what queues of a class send and the runtime does not {otherwise}"
+        print(&format!(
+            "{told}: serving a guest; what queues of a class send and the runtime does not {otherwise}\n"
         ))?;
+        tell_ready();
         Ok(device.run(stop)?)
     }
 }

@@ -1,6 +1,6 @@
 //! SIGINT and SIGTERM: the first asks for the end, a second one is the end.
 
-use std::io::{self, Read, Write};
+use std::io::Read;
 use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -36,19 +36,11 @@ pub fn readable_at_signal() -> Result<UnixStream, Failure> {
     Ok(stop)
 }
 
-/// Says on standard output, and to a service manager, that what was started is ready.
-///
-/// # Errors
-/// Standard output is gone.
-pub fn tell_ready(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{text}")
-        .and_then(|()| out.flush())
-        .map_err(Failure::io("write to standard output"))?;
+/// Tells a service manager that what was started is ready.
+pub fn tell_ready() {
     if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
         eprintln!("takt: warning: cannot tell the service manager that this is ready: {error}");
     }
-    Ok(())
 }
 
 /// True once SIGINT or SIGTERM has come. A second one kills, and so does the first one a command that does not

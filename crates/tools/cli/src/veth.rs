@@ -133,9 +133,10 @@ impl Attach {
             true => "is dropped",
             false => "goes the kernel's way",
         };
-        tell_ready(&format!(
-            "{device}: taking launch times; what the runtime does not send {otherwise}"
+        print(&format!(
+            "{device}: taking launch times; what the runtime does not send {otherwise}\n"
         ))?;
+        tell_ready();
         Ok(attachment.run(stop)?)
     }
 }

@@ -22,7 +22,8 @@ use vmm_sys_util::epoll::EventSet;
 use super::ring::{self, HEADER, LONGEST, Memory, Put};
 use super::status::{Own, Shared};
 use super::tap::Tap;
-use super::transmit::{Transmitter, Turn};
+use super::transmit::{BURST, Transmitter, Turn};
+use crate::runtime::ROOM;
 
 /// The most descriptors of a queue: as QEMU and others allow.
 const QUEUE_SIZE: usize = 1024;
@@ -30,10 +31,6 @@ const QUEUE_SIZE: usize = 1024;
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 /// Turns that a thread takes before it looks for its end.
 const TURNS: usize = 16;
-/// Frames for the guest of one such turn.
-const BURST: usize = 64;
-/// How long is waited between two looks for room: completions ring no bell.
-const ROOM: Duration = Duration::from_micros(500);
 
 /// What serves a VMM.
 pub(super) struct Connection {
@@ -146,7 +143,7 @@ impl Connection {
                 Turn::More => {}
                 Turn::Held => return self.again(at, ROOM),
                 Turn::Empty => {
-                    if !Transmitter::listen(ring) {
+                    if !ring::listen(ring) {
                         if let Some(patience) = transmitter.patience() {
                             self.again(at, patience);
                         }
@@ -192,7 +189,7 @@ impl Connection {
                 ring::signal(ring);
             }
             // Buffers that it provides from here on are told of; those that it has provided meanwhile are used.
-            if dry || (starved && !ring.enable_notification().unwrap_or(false)) {
+            if dry || (starved && !ring::listen(ring)) {
                 return;
             }
         }

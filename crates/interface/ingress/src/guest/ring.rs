@@ -3,8 +3,9 @@
 //! Rings, descriptors and what they point to are the guest's. Nothing here trusts them: addresses are looked up in its memory, a chain is
 //! followed as long as the ring is at most, and what a chain holds is copied once before it is looked at.
 
-use vhost_user_backend::{VringRwLock, VringT};
-use virtio_queue::{QueueOwnedT, QueueT};
+use vhost_user_backend::{VringRwLock, VringState, VringT};
+use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
+use vm_memory::atomic::GuestMemoryLoadGuard;
 use vm_memory::{Bytes, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
 
 /// The memory of a guest.
@@ -16,6 +17,23 @@ pub const HEADER: usize = 12;
 pub const LONGEST: usize = 9728;
 /// Where in the header the number of buffers is that a frame has taken.
 const BUFFERS: std::ops::Range<usize> = 10..12;
+
+type Loaded = GuestMemoryLoadGuard<GuestMemoryMmap>;
+
+/// The guest does not use a ring now.
+struct Stopped;
+
+/// Takes the next chain of a ring; `None`: there is none, or an index that cannot be, after which the guest has to reset its device.
+fn next(
+    state: &mut VringState,
+    memory: &Loaded,
+) -> Result<Option<DescriptorChain<Loaded>>, Stopped> {
+    if !state.is_enabled() || !state.get_queue().ready() {
+        return Err(Stopped);
+    }
+    let chains = state.get_queue_mut().iter(memory.clone());
+    Ok(chains.ok().and_then(|mut chains| chains.next()))
+}
 
 /// What came out of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,17 +51,11 @@ pub enum Taken {
 /// Takes the next frame that a guest sends; `packet` has it with its header then.
 pub fn take(ring: &VringRwLock, memory: &Memory, packet: &mut Vec<u8>) -> Taken {
     packet.clear();
-    let mut state = ring.get_mut();
-    if !state.is_enabled() || !state.get_queue().ready() {
-        return Taken::Stopped;
-    }
-    let memory = memory.memory();
-    let Ok(mut chains) = state.get_queue_mut().iter(memory.clone()) else {
-        // An index that cannot be. The guest has to reset its device.
-        return Taken::Empty;
-    };
-    let Some(chain) = chains.next() else {
-        return Taken::Empty;
+    let (mut state, memory) = (ring.get_mut(), memory.memory());
+    let chain = match next(&mut state, &memory) {
+        Ok(Some(chain)) => chain,
+        Ok(None) => return Taken::Empty,
+        Err(Stopped) => return Taken::Stopped,
     };
     let head = chain.head_index();
     let mut whole = true;
@@ -82,16 +94,11 @@ pub enum Put {
 
 /// Puts a frame into the ring, with room for its header before it.
 pub fn put(ring: &VringRwLock, memory: &Memory, packet: &mut [u8]) -> Put {
-    let mut state = ring.get_mut();
-    if !state.is_enabled() || !state.get_queue().ready() {
-        return Put::Stopped;
-    }
-    let memory = memory.memory();
-    let Ok(mut chains) = state.get_queue_mut().iter(memory.clone()) else {
-        return Put::NoBuffer;
-    };
-    let Some(chain) = chains.next() else {
-        return Put::NoBuffer;
+    let (mut state, memory) = (ring.get_mut(), memory.memory());
+    let chain = match next(&mut state, &memory) {
+        Ok(Some(chain)) => chain,
+        Ok(None) => return Put::NoBuffer,
+        Err(Stopped) => return Put::Stopped,
     };
     let head = chain.head_index();
     packet[..HEADER].fill(0);
@@ -117,6 +124,11 @@ pub fn put(ring: &VringRwLock, memory: &Memory, packet: &mut [u8]) -> Put {
         return Put::Unfit;
     }
     Put::Done
+}
+
+/// Has the guest tell of what it gives from here on. Whether it has given something already, which it has told of or not.
+pub fn listen(ring: &VringRwLock) -> bool {
+    ring.enable_notification().unwrap_or(false)
 }
 
 /// Tells the guest that buffers have been used, if it wants to be told.

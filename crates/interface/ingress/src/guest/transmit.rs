@@ -3,23 +3,21 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use takt::{FrameOptions, TaiTime};
-use vhost_user_backend::{VringRwLock, VringT};
+use takt::FrameOptions;
+use takt_clock::{Clock, SystemTai};
+use vhost_user_backend::VringRwLock;
 
 use super::queue::{Queue, Served};
 use super::ring::{self, HEADER, LONGEST, Memory, Taken};
 use super::status::{Own, Shared};
 use super::tap::Tap;
-use crate::ClassFrom;
 use crate::counters::{Counters, Unserved};
 use crate::error::Error;
 use crate::record::Towards;
-use crate::runtime::{Emitted, Runtime};
+use crate::runtime::{Emitted, Runtime, TICK};
 
-/// Frames of one turn, after which the thread looks for its end.
-const BURST: usize = 64;
-/// How often the runtime is asked what became of frames, and told of those that it did not get.
-const TICK: Duration = Duration::from_millis(200);
+/// Frames of one turn, of either direction.
+pub(super) const BURST: usize = 64;
 
 /// One queue of a guest.
 pub(super) struct Transmitter {
@@ -120,11 +118,8 @@ impl Transmitter {
         match runtime.admit(&self.packet[HEADER..]) {
             Ok((towards, class)) => {
                 let options = FrameOptions {
-                    class: match served.class {
-                        ClassFrom::Frame => class,
-                        ClassFrom::Fixed(class) => class,
-                    },
-                    launch: served.when.launch(now()),
+                    class: served.class.of(class),
+                    launch: served.when.launch(SystemTai.now()),
                     deadline: false,
                 };
                 self.emit(options, towards)
@@ -189,17 +184,4 @@ impl Transmitter {
         let pending = runtime.is_pending() || self.counters.has_news();
         pending.then(|| self.next_tick.saturating_duration_since(Instant::now()))
     }
-
-    /// Whether the guest has given something since it was found to give nothing; if not, it will tell.
-    pub(super) fn listen(ring: &VringRwLock) -> bool {
-        ring.enable_notification().unwrap_or(false)
-    }
-}
-
-/// The time of the clock that launch times are of.
-fn now() -> TaiTime {
-    use rustix::time::{ClockId, DynamicClockId, clock_gettime, clock_gettime_dynamic};
-    let now = clock_gettime_dynamic(DynamicClockId::Tai)
-        .unwrap_or_else(|_| clock_gettime(ClockId::Realtime));
-    TaiTime::from_nanos(now.tv_sec.saturating_mul(1_000_000_000) + now.tv_nsec)
 }

@@ -410,14 +410,24 @@ impl Site {
         serde_json::from_str(&text).expect("a status")
     }
 
+    /// How many frames of a guest's queue were counted of a kind.
+    pub fn guest_counted(&self, queue: usize, name: &str) -> u64 {
+        let status = self.guest_status();
+        let mut counters = status.queues[queue].counters.iter();
+        let counter = counters.find(|counter| counter.name == name);
+        counter.expect("a counter of that name").frames
+    }
+
     /// Waits until so many frames of a guest's queue were counted of a kind.
     pub fn until_guest(&self, queue: usize, name: &str, count: u64) {
         until(&format!("{count} {name} of queue {queue}"), || {
-            let status = self.guest_status();
-            let mut counters = status.queues[queue].counters.iter();
-            let counter = counters.find(|counter| counter.name == name);
-            let now = counter.expect("a counter of that name").frames;
-            assert!(now <= count, "{now} {name} instead of {count}: {status:?}");
+            let now = self.guest_counted(queue, name);
+            let status = || self.guest_status();
+            assert!(
+                now <= count,
+                "{now} {name} instead of {count}: {:?}",
+                status()
+            );
             (now == count).then_some(())
         });
     }

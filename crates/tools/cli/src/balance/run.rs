@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use sd_notify::NotifyState;
 use serde::Serialize;
 use takt_balance::budget::Budget;
 use takt_balance::resource::Marks;
@@ -27,7 +26,7 @@ use super::arguments;
 use crate::failure::Failure;
 use crate::monitor;
 use crate::output::{Form, print, print_json_line};
-use crate::signals::Stop;
+use crate::signals::{Stop, tell_ready};
 
 /// `ENETDOWN`.
 const ENETDOWN: i32 = rustix::io::Errno::NETDOWN.raw_os_error();
@@ -399,9 +398,7 @@ impl Run {
                 status.neighbours.len()
             ))?,
         }
-        if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
-            eprintln!("takt: warning: cannot tell the service manager that this is ready: {error}");
-        }
+        tell_ready();
         let begin = Instant::now();
         let mut next = begin;
         while !stop.asked() && self.lasts.is_none_or(|lasts| begin.elapsed() < lasts) {
