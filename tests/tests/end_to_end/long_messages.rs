@@ -21,7 +21,7 @@ const NO_TRAINS: &str = "[datapath.udp]\nsegmentation = false\n";
 /// Room for two whole messages in short frames, on a machine whose cores do other work when it comes.
 const ROOM: &str = "rx_ring = 32768\n";
 
-/// A filter in the bridge between the hosts.
+/// A filter in the bridge between the hosts, until it is dropped.
 pub struct Filter {
     namespace: String,
 }
@@ -78,12 +78,6 @@ impl Filter {
         filter
     }
 
-    /// Drops nothing from here on.
-    pub fn lift(self) {
-        let lifted = self.nft(&["delete", "table", "bridge", "takt"]).status();
-        assert!(lifted.expect("nft").success());
-    }
-
     /// Datagrams dropped so far.
     pub fn dropped(&self) -> u64 {
         let output = self
@@ -106,6 +100,14 @@ impl Filter {
             .args(["netns", "exec", &self.namespace, "nft"])
             .args(arguments);
         command
+    }
+}
+
+impl Drop for Filter {
+    fn drop(&mut self) {
+        let lifted = self.nft(&["delete", "table", "bridge", "takt"]).status();
+        let lifted = lifted.expect("nft").success();
+        assert!(lifted || std::thread::panicking());
     }
 }
 
@@ -190,9 +192,9 @@ fn long_messages(datapath: Datapath) {
     let source = streams[0].source(CHANNEL).expect("a source");
     let sink = streams[1].sink(CHANNEL).expect("a sink");
     introduce(&source, &[&sink]);
-    // On a busy machine the links may lose a frame by themselves.
+    // On a busy machine the links may lose a frame by themselves, which may be counted when the next message has come.
+    let by_links = lost_by_links(&pair);
     let passes = (0..20).any(|_| {
-        let by_links = lost_by_links(&pair);
         let passed = lose_a_fragment(&pair, &source, &sink);
         assert!(
             passed.is_some() || lost_by_links(&pair) > by_links,
@@ -217,7 +219,9 @@ fn lose_a_fragment(pair: &Pair, source: &Source, sink: &Sink) -> Option<()> {
     for number in 0..3 {
         sequence = pass(source, sink, number)?;
     }
-    assert_eq!(sink.counters().lost, before.lost);
+    if sink.counters().lost > before.lost {
+        return None;
+    }
 
     let switch = format!("{}-switch", pair.lab.name());
     let filter = Filter::dropping(switch, Some(sequence + 2), FRAGMENT);
