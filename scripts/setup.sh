@@ -39,6 +39,8 @@ if [ "$want" = test ]; then
     need python3 python3
     # The wheel is tested in a virtual environment.
     python3 -c "import ensurepip" 2>/dev/null || packages+=(python3-venv)
+    # Pages are looked at by it.
+    need chromium chromium
     need curl curl
     need iperf3 iperf3
     need sockperf sockperf

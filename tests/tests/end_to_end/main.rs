@@ -15,6 +15,7 @@ mod lanes;
 mod links;
 mod long_messages;
 mod mapping;
+mod monitor;
 mod networks;
 mod plugins;
 mod policing;

@@ -6,7 +6,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -149,6 +149,22 @@ impl Directory {
         let own = self.text("node.key");
         format!("[security]\ngroup_key_file = \"{group}\"\nkey_file = \"{own}\"\n")
     }
+}
+
+/// A page as a browser has it after some turns of its scripts.
+///
+/// # Panics
+/// Without the browser.
+pub fn browsed(address: &str) -> String {
+    let output = Command::new("chromium")
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
+        // Of the page's own time, ms, which stands still while the page waits for an answer.
+        .arg("--virtual-time-budget=2500")
+        .arg(address)
+        .stderr(Stdio::null())
+        .output();
+    let output = output.expect("chromium: scripts/setup.sh test installs it");
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// The repository.

@@ -255,6 +255,54 @@ pub struct RecordHeader {
 }
 
 impl RecordHeader {
+    /// Reads the header that a record begins with. What is behind it may be less than the record's payload: for copies that were
+    /// cut short.
+    ///
+    /// # Errors
+    /// What is wrong with the header.
+    pub fn parse(record: &[u8]) -> Result<(Self, &[u8]), ChannelError> {
+        let (header, class, rest) = Self::split(record)?;
+        match TrafficClass::new(class) {
+            Some(_) => Ok((header, rest)),
+            None => Err(ChannelError::Class(class)),
+        }
+    }
+
+    /// The header, its class as it stands there, and what is behind it.
+    #[inline]
+    fn split(record: &[u8]) -> Result<(Self, u8, &[u8]), ChannelError> {
+        let truncated = ChannelError::RecordTruncated(record.len());
+        let Some((raw, mut body)) = record.split_first_chunk::<RECORD_HEADER_LEN>() else {
+            return Err(truncated);
+        };
+        let class = raw[22];
+        let kind = Kind::from_wire(raw[23]).ok_or(ChannelError::Kind(raw[23]))?;
+        let mut header = Self {
+            channel: u64::from_le_bytes(field(raw, 0)),
+            source: u32::from_le_bytes(field(raw, 8)),
+            sequence: u32::from_le_bytes(field(raw, 12)),
+            message_length: u32::from_le_bytes(field(raw, 16)),
+            fragment_index: 0,
+            fragment_stride: u16::from_le_bytes(field(raw, 20)),
+            class: TrafficClass::new(class).unwrap_or_default(),
+            kind,
+        };
+        if header.header_len() == FRAGMENT_HEADER_LEN {
+            let Some((more, rest)) =
+                body.split_first_chunk::<{ FRAGMENT_HEADER_LEN - RECORD_HEADER_LEN }>()
+            else {
+                return Err(truncated);
+            };
+            header.fragment_index = u32::from_le_bytes(field(more, 0));
+            if let Kind::Reliable { number } = &mut header.kind {
+                *number = u32::from_le_bytes(field(more, 4));
+            }
+            body = rest;
+        }
+        header.check()?;
+        Ok((header, class, body))
+    }
+
     /// Whether index, stride and length go together.
     ///
     /// # Errors
@@ -402,39 +450,10 @@ impl<'a> Iterator for Records<'a> {
             return None;
         };
         self.left = Some(left);
-        let Some((raw, body)) = self.bytes.split_first_chunk::<RECORD_HEADER_LEN>() else {
-            return self.end(ChannelError::RecordTruncated(self.bytes.len()));
+        let (header, class, body) = match RecordHeader::split(self.bytes) {
+            Ok(split) => split,
+            Err(error) => return self.end(error),
         };
-        let class = TrafficClass::new(raw[22]);
-        let Some(kind) = Kind::from_wire(raw[23]) else {
-            return self.end(ChannelError::Kind(raw[23]));
-        };
-        let mut header = RecordHeader {
-            channel: u64::from_le_bytes(field(raw, 0)),
-            source: u32::from_le_bytes(field(raw, 8)),
-            sequence: u32::from_le_bytes(field(raw, 12)),
-            message_length: u32::from_le_bytes(field(raw, 16)),
-            fragment_index: 0,
-            fragment_stride: u16::from_le_bytes(field(raw, 20)),
-            class: class.unwrap_or_default(),
-            kind,
-        };
-        let mut body = body;
-        if header.header_len() == FRAGMENT_HEADER_LEN {
-            let Some((more, rest)) =
-                body.split_first_chunk::<{ FRAGMENT_HEADER_LEN - RECORD_HEADER_LEN }>()
-            else {
-                return self.end(ChannelError::RecordTruncated(self.bytes.len()));
-            };
-            header.fragment_index = u32::from_le_bytes(field(more, 0));
-            if let Kind::Reliable { number } = &mut header.kind {
-                *number = u32::from_le_bytes(field(more, 4));
-            }
-            body = rest;
-        }
-        if let Err(error) = header.check() {
-            return self.end(error);
-        }
         let Some((payload, rest)) = body.split_at_checked(header.payload_len()) else {
             return self.end(ChannelError::PayloadTruncated {
                 payload: header.payload_len(),
@@ -445,9 +464,9 @@ impl<'a> Iterator for Records<'a> {
         // header, whose absence the next call reports.
         let padding = payload.len().next_multiple_of(RECORD_ALIGNMENT) - payload.len();
         self.bytes = rest.get(padding..).unwrap_or_default();
-        Some(match class {
+        Some(match TrafficClass::new(class) {
             Some(_) => Ok(Record { header, payload }),
-            None => Err(ChannelError::Class(raw[22])),
+            None => Err(ChannelError::Class(class)),
         })
     }
 }

@@ -681,11 +681,14 @@ impl Flow {
             .filter(|_| !matches!(self.stamp, Stamp::Auto) || self.rtp.is_none() || self.is_rtp());
         let believed = self.rtp.is_none() || self.is_rtp() || self.stamp == Stamp::Rtp;
         let spread = |range: &Range, histogram: Option<&Histogram>| {
+            // Its steps are coarse: none is beyond what there was.
+            let most = u64::try_from(range.max).unwrap_or(0);
+            let quantile = |share| Some(histogram?.quantile(share)?.min(most));
             (range.count > 0).then(|| Spread {
                 min_ns: range.min,
                 mean_ns: range.mean().unwrap_or_default(),
-                p50_ns: histogram.and_then(|histogram| histogram.quantile(0.5)),
-                p99_ns: histogram.and_then(|histogram| histogram.quantile(0.99)),
+                p50_ns: quantile(0.5),
+                p99_ns: quantile(0.99),
                 max_ns: range.max,
             })
         };

@@ -22,6 +22,33 @@ pub enum Kind {
     Channel,
 }
 
+/// Which way a message of a channel goes past who watches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Way {
+    /// From the peer.
+    From,
+    /// To the peer.
+    To,
+}
+
+/// A source of a Takt channel, as who watches sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ChannelSource {
+    /// The channel's number.
+    pub channel: u64,
+    /// The sending lane, as datagrams carry it.
+    pub lane: u32,
+    /// The source's number, never used twice by its lane.
+    pub source: u32,
+    /// The traffic class, 0 to 7.
+    pub class: u8,
+    /// Which way.
+    pub way: Way,
+    /// The node at the other end, where it has an address.
+    pub peer: Option<IpAddr>,
+}
+
 /// What names a flow, in one direction. Small and flat, since a table holds a million of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowKey {
@@ -79,24 +106,24 @@ impl FlowKey {
         }
     }
 
-    /// A source of a Takt channel: `carrier` is the datagram's flow, `lane` and `source` the numbers in its header.
-    pub fn channel(carrier: &Self, channel: u64, lane: u32, source: u32) -> Self {
+    /// A source of a Takt channel.
+    pub fn channel(source: ChannelSource) -> Self {
         let mut numbers = [0; 16];
-        numbers[..8].copy_from_slice(&channel.to_be_bytes());
-        numbers[8..12].copy_from_slice(&lane.to_be_bytes());
-        numbers[12..].copy_from_slice(&source.to_be_bytes());
-        let from = match carrier.addresses() {
-            Some((IpAddr::V4(from), _)) => from.to_ipv6_mapped(),
-            Some((IpAddr::V6(from), _)) => from,
+        numbers[..8].copy_from_slice(&source.channel.to_be_bytes());
+        numbers[8..12].copy_from_slice(&source.lane.to_be_bytes());
+        numbers[12..].copy_from_slice(&source.source.to_be_bytes());
+        let peer = match source.peer {
+            Some(IpAddr::V4(peer)) => peer.to_ipv6_mapped(),
+            Some(IpAddr::V6(peer)) => peer,
             None => Ipv6Addr::UNSPECIFIED,
         };
         Self {
             kind: Kind::Channel,
-            protocol: 0,
+            protocol: source.way as u8,
             vlan: UNTAGGED,
-            ports: [0; 2],
+            ports: [source.class.into(), 0],
             source: numbers,
-            destination: from.octets(),
+            destination: peer.octets(),
         }
     }
 
@@ -153,16 +180,24 @@ impl FlowKey {
         (self.kind == Kind::Channel).then_some(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
     }
 
-    /// From where a Takt channel is written.
-    pub fn channel_sender(&self) -> Option<(IpAddr, u32, u32)> {
+    /// The source of a Takt channel.
+    pub fn channel_source(&self) -> Option<ChannelSource> {
         let word = |at: usize| {
             let s = &self.source;
             u32::from_be_bytes([s[at], s[at + 1], s[at + 2], s[at + 3]])
         };
-        (self.kind == Kind::Channel).then(|| {
-            let from = Ipv6Addr::from(self.destination);
-            let from = from.to_ipv4_mapped().map_or(from.into(), IpAddr::V4);
-            (from, word(8), word(12))
+        let peer = Ipv6Addr::from(self.destination);
+        Some(ChannelSource {
+            channel: self.channel_number()?,
+            lane: word(8),
+            source: word(12),
+            class: self.ports[0] as u8,
+            way: match self.protocol {
+                0 => Way::From,
+                _ => Way::To,
+            },
+            peer: (!peer.is_unspecified())
+                .then(|| peer.to_ipv4_mapped().map_or(peer.into(), IpAddr::V4)),
         })
     }
 }
@@ -183,12 +218,14 @@ pub fn protocol_name(protocol: u8) -> Option<&'static str> {
 
 impl fmt::Display for FlowKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some((from, lane, source)) = self.channel_sender() {
-            let channel = self.channel_number().unwrap_or_default();
-            return write!(
-                f,
-                "channel {channel} from {from} lane {lane} source {source}"
-            );
+        if let Some(from) = self.channel_source() {
+            write!(f, "channel {} class {}", from.channel, from.class)?;
+            match (from.way, from.peer) {
+                (Way::From, Some(peer)) => write!(f, " from {peer}")?,
+                (Way::To, Some(peer)) => write!(f, " to {peer}")?,
+                (_, None) => {}
+            }
+            return write!(f, " lane {} source {}", from.lane, from.source);
         }
         if let (Some(mac), Some(ether_type)) = (self.mac(), self.ether_type()) {
             write!(f, "stream {mac}")?;

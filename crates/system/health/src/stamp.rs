@@ -6,7 +6,7 @@
 use takt_wire::channel::{ChannelError, DatagramHeader, Protection, Record};
 use takt_wire::ethernet::EtherType;
 
-use crate::key::FlowKey;
+use crate::key::{FlowKey, Kind};
 
 /// AVTP, IEEE 1722-2016.
 pub const AVTP: EtherType = EtherType(0x22f0);
@@ -267,6 +267,7 @@ impl Stamp {
             (Some(AVTP), _) => Self::Avtp,
             (Some(ISOCHRON), _) => Self::Isochron,
             (_, Some(17)) if is_takt(payload) => Self::Takt,
+            _ if key.kind() == Kind::Channel => Self::Takt,
             (_, Some(17)) => Self::Auto,
             _ => Self::None,
         }

@@ -5,12 +5,14 @@
 //! together. Flows with a specification are never given up for others.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 
 use foldhash::fast::RandomState;
 use serde::Serialize;
+use takt_wire::channel::{DatagramHeader, RecordHeader};
 
 use crate::flow::{Flow, Rules};
-use crate::key::{FlowKey, Kind};
+use crate::key::{ChannelSource, FlowKey, Kind, Way};
 use crate::level::Level;
 use crate::packet::{self, Identify, LinkType, Unreadable};
 use crate::rule::{Action, Kpi, RuleState};
@@ -237,11 +239,7 @@ impl Table {
         bytes: &[u8],
         size: u32,
     ) -> Result<Seen, Unreadable> {
-        self.counters.packets += 1;
-        self.counters.bytes += u64::from(size);
-        // Instants outside of half the scale would overflow differences; no clock says them.
-        let now_ns = now_ns.clamp(i64::MIN / 4, i64::MAX / 4);
-        self.latest_ns = self.latest_ns.max(now_ns);
+        let now_ns = self.count(now_ns, size);
         let packet = packet::read(link, bytes, self.config.identify).inspect_err(|error| {
             let counter = match error {
                 Unreadable::Truncated(_) => &mut self.counters.truncated,
@@ -258,34 +256,84 @@ impl Table {
         Ok(seen)
     }
 
+    /// Takes a copy of a datagram of a channel that a node has sent to another or got from it (`Capture` of the admin API): one
+    /// record without protection, of which the end may be missing; `size` is that of the whole.
+    ///
+    /// # Errors
+    /// [`Unreadable`]; it is counted.
+    pub fn take_copy(
+        &mut self,
+        now_ns: i64,
+        (way, peer): (Way, Option<IpAddr>),
+        datagram: &[u8],
+        size: u32,
+    ) -> Result<Seen, Unreadable> {
+        let now_ns = self.count(now_ns, size);
+        let read = || {
+            let (header, records) = stamp::takt(datagram)?;
+            let (record, _) = RecordHeader::parse(records).ok()?;
+            Some((header, record))
+        };
+        let Some((header, record)) = read() else {
+            self.counters.malformed += 1;
+            return Err(Unreadable::Malformed("channel"));
+        };
+        if !record.is_message() {
+            return Ok(Seen::default());
+        }
+        Ok(self.message(now_ns, (way, peer), &header, &record))
+    }
+
+    /// Counts a packet. When it came, within what can be reckoned with.
+    #[inline]
+    fn count(&mut self, now_ns: i64, size: u32) -> i64 {
+        self.counters.packets += 1;
+        self.counters.bytes += u64::from(size);
+        // Instants outside of half the scale would overflow differences; no clock says them.
+        let now_ns = now_ns.clamp(i64::MIN / 4, i64::MAX / 4);
+        self.latest_ns = self.latest_ns.max(now_ns);
+        now_ns
+    }
+
     /// Takes the records of a Takt datagram, each for its channel.
     fn channels(&mut self, packet: &packet::Packet<'_>, now_ns: i64) -> bool {
         let mut mirror = false;
         let Some((header, records)) = stamp::takt(packet.payload) else {
             return false;
         };
+        let from = packet.key.addresses().map(|(from, _)| from);
         for record in stamp::takt_records(&header, records).flatten() {
-            if !record.header.is_message() {
-                continue;
+            if record.header.is_message() {
+                let seen = self.message(now_ns, (Way::From, from), &header, &record.header);
+                mirror |= seen.mirror;
             }
-            let key = FlowKey::channel(
-                &packet.key,
-                record.header.channel,
-                header.sender,
-                record.header.source,
-            );
-            let size = record.header.header_len() + record.payload.len();
-            let marks = stamp::Marks {
-                // A message in fragments has one number: its first fragment tells it.
-                sequence: (record.header.fragment_index == 0)
-                    .then_some((u64::from(record.header.sequence), 32)),
-                sent_ns: Some(header.send_time_ns),
-            };
-            mirror |= self
-                .observe(key, &[], now_ns, size as u32, Some(marks))
-                .mirror;
         }
         mirror
+    }
+
+    /// Takes a message of a channel, or a part of one.
+    fn message(
+        &mut self,
+        now_ns: i64,
+        (way, peer): (Way, Option<IpAddr>),
+        datagram: &DatagramHeader,
+        record: &RecordHeader,
+    ) -> Seen {
+        let key = FlowKey::channel(ChannelSource {
+            channel: record.channel,
+            lane: datagram.sender,
+            source: record.source,
+            class: record.class.number(),
+            way,
+            peer,
+        });
+        let size = record.header_len() + record.payload_len();
+        let marks = stamp::Marks {
+            // A message in fragments has one number: its first fragment tells it.
+            sequence: (record.fragment_index == 0).then_some((u64::from(record.sequence), 32)),
+            sent_ns: Some(datagram.send_time_ns),
+        };
+        self.observe(key, &[], now_ns, size as u32, Some(marks))
     }
 
     #[inline]

@@ -1,7 +1,10 @@
 //! What a table says of packets that are made here, with what was done to them known.
 
+use std::net::IpAddr;
+
 use proptest::prelude::*;
 use takt_health::flow::Flow;
+use takt_health::key::Way;
 use takt_health::level::Level;
 use takt_health::packet::LinkType;
 use takt_health::rule::Kpi;
@@ -211,30 +214,37 @@ fn what_looks_like_rtp_once_is_none() {
     );
 }
 
+/// A datagram of lane 5 with a message of source 3 on each of these channels.
+fn channels(numbers: &[u64], sequence: u32, class: TrafficClass) -> Vec<u8> {
+    let mut bytes = vec![0; 256];
+    let mut cursor = DatagramCursor::new();
+    for channel in numbers {
+        let record = RecordHeader {
+            channel: *channel,
+            source: 3,
+            sequence,
+            message_length: 12,
+            fragment_index: 0,
+            fragment_stride: 0,
+            class,
+            kind: Kind::Message,
+        };
+        cursor.push(&mut bytes, &record).expect("room").fill(1);
+    }
+    let length = cursor.finish(&mut bytes, Protection::None, 5, START, 0);
+    bytes.truncate(length);
+    bytes
+}
+
 #[test]
 fn channels_of_a_takt_datagram_are_flows_with_their_delays_and_losses() {
     let mut table = table("");
     for number in [0_u32, 1, 3, 4] {
-        let mut bytes = vec![0; 256];
-        let mut cursor = DatagramCursor::new();
-        for channel in [7, 8] {
-            let record = RecordHeader {
-                channel,
-                source: 3,
-                sequence: number,
-                message_length: 12,
-                fragment_index: 0,
-                fragment_stride: 0,
-                class: TrafficClass::BEST_EFFORT,
-                kind: Kind::Message,
-            };
-            cursor.push(&mut bytes, &record).expect("room").fill(1);
-        }
-        let length = cursor.finish(&mut bytes, Protection::None, 5, START, 0);
+        let bytes = channels(&[7, 8], number, TrafficClass::BEST_EFFORT);
         take(
             &mut table,
             START + 40_000,
-            &udp([10, 0, 0, 1], [7400, 7401], &bytes[..length]),
+            &udp([10, 0, 0, 1], [7400, 7401], &bytes),
         );
     }
     assert_eq!(table.flows().len(), 3);
@@ -245,11 +255,61 @@ fn channels_of_a_takt_datagram_are_flows_with_their_delays_and_losses() {
         .expect("channel 8");
     assert_eq!(
         flow.key.to_string(),
-        "channel 8 from 10.0.0.1 lane 5 source 3"
+        "channel 8 class 0 from 10.0.0.1 lane 5 source 3"
     );
     let report = flow.report(None);
     assert_eq!((report.packets, report.lost), (4, Some(1)));
     assert_eq!(flow.last_delay_ns(), Some(40_000));
+}
+
+#[test]
+fn copies_of_a_node_are_flows_by_class_and_way_however_much_of_them_there_is() {
+    let mut table = table("");
+    let peer = Some(IpAddr::from([10, 0, 0, 2]));
+    let class = |number| TrafficClass::new(number).expect("a class");
+    for number in [0, 1, 3] {
+        let of_class_6 = channels(&[8], number, class(6));
+        let size = of_class_6.len() as u32;
+        for (way, copy) in [
+            (Way::To, &of_class_6[..]),
+            // Without its payload, but for one byte.
+            (Way::From, &of_class_6[..of_class_6.len() - 11]),
+            (Way::From, &channels(&[8], number, class(2))),
+        ] {
+            let seen = table.take_copy(START + 500, (way, peer), copy, size);
+            assert!(seen.is_ok_and(|seen| seen.flow.is_some()));
+        }
+    }
+    let mut flows: Vec<_> = table.flows().iter().map(|flow| flow.report(None)).collect();
+    flows.sort_by(|a, b| a.flow.cmp(&b.flow));
+    let names = flows.iter().map(|flow| flow.flow.as_str());
+    let source = "lane 5 source 3";
+    assert_eq!(
+        names.collect::<Vec<_>>(),
+        [
+            format!("channel 8 class 2 from 10.0.0.2 {source}"),
+            format!("channel 8 class 6 from 10.0.0.2 {source}"),
+            format!("channel 8 class 6 to 10.0.0.2 {source}"),
+        ]
+    );
+    for flow in &flows {
+        assert_eq!(
+            (flow.packets, flow.lost, flow.carries),
+            (3, Some(1), "takt")
+        );
+        assert_eq!(flow.delay.as_ref().map(|delay| delay.max_ns), Some(500));
+    }
+    // What is none is refused and counted.
+    let whole = channels(&[8], 4, class(6));
+    for nonsense in [&[][..], &[0; 24], &whole[..30]] {
+        assert!(
+            table
+                .take_copy(START, (Way::To, None), nonsense, 60)
+                .is_err()
+        );
+    }
+    assert_eq!(table.counters().malformed, 3);
+    assert_eq!(table.flows().len(), 3);
 }
 
 #[test]

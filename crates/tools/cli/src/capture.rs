@@ -1,17 +1,16 @@
 //! `takt capture`.
 
-use std::borrow::Cow;
+pub mod copy;
+
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use clap::Args;
 use serde::Serialize;
-use takt_capture::Meta;
 use takt_capture::pcapng::Writer;
-use takt_wire::channel::{DatagramHeader, Record};
+use takt_wire::channel::{DatagramHeader, RecordHeader};
 use takt_wire::ethernet;
 use taktd::admin::client::Client;
 use taktd::admin::proto::{CaptureRequest, CaptureResponse, CapturedPacket, GetClockRequest};
@@ -117,15 +116,17 @@ impl What {
         let Ok((header, body)) = DatagramHeader::parse(&packet.packet) else {
             return Self::Unknown {};
         };
-        let first: Option<Record<'_>> = header.records(body.records).next().and_then(Result::ok);
-        first.map_or(Self::Unknown {}, |record| Self::Message {
-            channel: record.header.channel,
-            source: record.header.source,
-            sequence: record.header.sequence,
-            message_length: record.header.message_length,
-            fragment: record.header.fragment_index,
+        let Ok((record, _)) = RecordHeader::parse(body.records) else {
+            return Self::Unknown {};
+        };
+        Self::Message {
+            channel: record.channel,
+            source: record.source,
+            sequence: record.sequence,
+            message_length: record.message_length,
+            fragment: record.fragment_index,
             send_time_ns: header.send_time_ns,
-        })
+        }
     }
 }
 
@@ -171,19 +172,7 @@ impl Output {
                 Ok(())
             }
             Self::File(writer) => {
-                let (link_type, bytes) = match packet.frame {
-                    true => (ETHERNET, Cow::from(&packet.packet)),
-                    false => (EXPORTED_PDU, Cow::from(exported(packet))),
-                };
-                let cut = packet.length.saturating_sub(packet.packet.len() as u32);
-                let meta = Meta {
-                    utc_ns,
-                    length: bytes.len() as u32 + cut,
-                    link_type,
-                };
-                let comment = &packet.identity;
-                let inbound = Some(packet.received);
-                (writer.packet_with(&meta, &bytes, inbound, comment)).map_err(written)
+                copy::write(writer, packet, tai_offset_s * 1_000_000_000).map_err(written)
             }
         }
     }
@@ -202,39 +191,6 @@ fn written(error: std::io::Error) -> Failure {
 
 /// Most bytes of a packet in a file: the longest copy, and what is in front of it.
 const MOST_SNAP: u32 = 1 << 17;
-/// LINKTYPE_ETHERNET, LINKTYPE_WIRESHARK_UPPER_PDU (www.tcpdump.org/linktypes.html).
-const ETHERNET: i32 = 1;
-const EXPORTED_PDU: i32 = 252;
-/// Tags of the latter (Wireshark, epan/exported_pdu.h).
-const DISSECTOR_NAME: u16 = 12;
-const IPV4_SOURCE: u16 = 20;
-const IPV4_DESTINATION: u16 = 21;
-const IPV6_SOURCE: u16 = 22;
-const IPV6_DESTINATION: u16 = 23;
-const END_OF_TAGS: u16 = 0;
-
-/// A channel datagram for Wireshark, with the dissector that it is for and the other node's address.
-fn exported(packet: &CapturedPacket) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(64 + packet.packet.len());
-    let mut tag = |tag: u16, value: &[u8]| {
-        let padded = value.len().next_multiple_of(4);
-        bytes.extend(tag.to_be_bytes());
-        bytes.extend((padded as u16).to_be_bytes());
-        bytes.extend_from_slice(value);
-        bytes.resize(bytes.len() + padded - value.len(), 0);
-    };
-    tag(DISSECTOR_NAME, b"takt");
-    match (packet.peer.parse(), packet.received) {
-        (Ok(IpAddr::V4(peer)), true) => tag(IPV4_SOURCE, &peer.octets()),
-        (Ok(IpAddr::V4(peer)), false) => tag(IPV4_DESTINATION, &peer.octets()),
-        (Ok(IpAddr::V6(peer)), true) => tag(IPV6_SOURCE, &peer.octets()),
-        (Ok(IpAddr::V6(peer)), false) => tag(IPV6_DESTINATION, &peer.octets()),
-        (Err(_), _) => {}
-    }
-    tag(END_OF_TAGS, &[]);
-    bytes.extend_from_slice(&packet.packet);
-    bytes
-}
 
 /// A copy as a line.
 fn text(packet: &CapturedPacket, utc_ns: i64) -> String {

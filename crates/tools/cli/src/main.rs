@@ -43,6 +43,7 @@ mod top;
 mod topic;
 mod usage;
 mod veth;
+mod web;
 
 use std::process::ExitCode;
 

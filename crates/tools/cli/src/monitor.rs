@@ -1,12 +1,14 @@
 //! `takt monitor`: the health of every flow of a capture or an interface; `takt health`: its rules.
 //!
 //! Figures come from `takt-health`, packets from `takt-capture`. [`engine`] brings them together and does what rules
-//! ask for, [`text`] and [`screen`] show it to people, [`page`] draws it, [`metrics`] serves it.
+//! ask for, [`text`] and [`screen`] show it to people, [`page`] draws it, [`metrics`] serves it. [`node`] has a daemon copy what
+//! its tenants send and get.
 
 mod curve;
 mod engine;
 mod health;
 mod metrics;
+mod node;
 mod page;
 mod screen;
 mod source;
@@ -15,8 +17,8 @@ mod text;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -40,7 +42,15 @@ much later than the earliest ones they come. Stamps need synchronised clocks.
 
 --rules names a file with what flows are to keep to and what is to happen when they do not: see
 docs/reference/health-rules.md. Without it every flow is green. `takt health learn` proposes one.
-The file is read again when it changes (-i); a faulty one is told and changes nothing.
+The file is read again when it changes (-i, --node); a faulty one is told and changes nothing.
+
+--node watches what goes past the kernel, as `takt capture` copies it: messages of channels that leave
+for other nodes and come from them, by class, and frames that tenants send. Delay counts from when the
+sender's lane took the message: of what leaves, until the datapath had it (launch times and gates make
+it wait); of what comes, until this node's lane took it. A copy costs the lane some of the time of
+sending it.
+
+--http serves a page that shows the latest; who can reach the address can see the flows.
 
 Examples:
   takt monitor -r trace.pcapng
@@ -48,7 +58,8 @@ Examples:
   takt monitor -r trace.pcapng --csv > flows.csv
   takt monitor -i eth0 --rules camera.toml
   takt monitor -i eth0 --json --for 10s | jq '.flows[] | select(.level == \"red\")'
-  takt monitor -i eth0 --openmetrics 127.0.0.1:9464";
+  takt monitor -i eth0 --openmetrics 127.0.0.1:9464
+  takt monitor --node --tenant press --http 127.0.0.1:8089";
 
 /// Watches the health of every flow: delay, jitter, loss, bursts, against what it is to keep to.
 #[derive(Debug, Args)]
@@ -67,9 +78,12 @@ pub struct Monitor {
     /// Where rules with `control` send messages: JSON, one to a UDP datagram
     #[arg(long, value_name = "ADDRESS", requires = "rules")]
     control: Option<SocketAddr>,
-    /// Serve metrics in OpenMetrics' text form at this address (-i)
-    #[arg(long, value_name = "ADDRESS", requires = "interface")]
+    /// Serve metrics in OpenMetrics' text form at this address (-i, --node)
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "read")]
     openmetrics: Option<SocketAddr>,
+    /// Serve a page with the flows as they are, for browsers, at this address (-i, --node); port 0: at a free one
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "read")]
+    http: Option<SocketAddr>,
     /// Write a page with all flows and the delay of some over time
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -82,7 +96,7 @@ pub struct Monitor {
     /// Flows in the table, the worst first
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     top: usize,
-    /// Time between two pictures on a terminal (-i), 100ms to 60s
+    /// Time between two pictures, on a terminal, of the page and of metrics (-i, --node), 100ms to 60s
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Duration,
     #[command(flatten)]
@@ -102,7 +116,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 struct Account {
     source: String,
     packets: Counters,
-    /// Packets that came faster than they were taken, and were dropped by the kernel; none for files.
+    /// Packets that came faster than they were taken, and were dropped by the kernel or not copied by the node; none for files.
     dropped: Option<u64>,
     /// How long after its reception the last packet was taken, nanoseconds; none for files.
     backlog_ns: Option<i64>,
@@ -137,16 +151,22 @@ impl Monitor {
             None => takt_health::spec::Document::default(),
         };
         let mut engine = Engine::new(&self.source, &self.observe, document)?;
-        engine.curves(self.report.is_some());
+        engine.curves(self.report.is_some() || self.http.is_some());
         engine.mirror(self.mirror.as_deref())?;
         engine.control(self.control)?;
         engine.keep_events(!self.events);
         let stop = stop_on_signals()?;
-        if let Some(interface) = &self.source.interface {
-            let served = Arc::new(Mutex::new(String::new()));
-            if let Some(address) = self.openmetrics {
-                metrics::serve(address, Arc::clone(&served))?;
-            }
+        if self.source.is_live() {
+            let name = self.source.name();
+            let metrics = self.openmetrics.map(metrics::serve).transpose()?;
+            let page = match self.http {
+                Some(address) => {
+                    let (page, at) = page::Live::serve(address, &name)?;
+                    eprintln!("takt: the flows are shown at http://{at}/");
+                    Some(page)
+                }
+                None => None,
+            };
             let live =
                 std::io::stdout().is_terminal() && !(self.form.json || self.csv || self.events);
             let mut watched = health::Watched::new(self.rules.clone());
@@ -178,14 +198,14 @@ impl Monitor {
                     if let Some(changed) = watched.changed() {
                         engine.replace(changed);
                     }
-                    if self.openmetrics.is_some() {
-                        let text = metrics::text(&engine);
-                        if let Ok(mut served) = served.lock() {
-                            *served = text;
-                        }
+                    if let Some(metrics) = &metrics {
+                        metrics.set(metrics::text(&engine));
+                    }
+                    if let Some(page) = &page {
+                        page.show(&engine);
                     }
                     if let Some(screen) = &mut screen
-                        && let Err(failure) = screen.draw(interface, &engine)
+                        && let Err(failure) = screen.draw(&name, &engine)
                     {
                         break Err(failure);
                     }

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use support::{Daemon, Ran, Running, User};
 use takt_streaming::rtp::Packetizer;
 use takt_streaming::{Format, Pixels};
-use takt_testing::until_true;
+use takt_testing::{browsed, until_true};
 
 const RELIABLE: [&str; 5] = ["--reliable", "--slow-readers", "wait", "--wait", "1min"];
 
@@ -131,6 +131,16 @@ fn pictures_of_a_directory_are_shown_on_a_page_without_a_daemon() {
         jpeg.starts_with(&[0xff, 0xd8])
             && figures["format"] == "32x16 rgb"
             && figures["frames"].as_u64() > Some(0)
+    });
+    // A browser shows the picture and draws how long frames took.
+    until_true("the page with figures", || {
+        let page = browsed(address);
+        let figures = [
+            "slides: 32x16 rgb</h1>",
+            " fps, latency median ",
+            "<polyline points=",
+        ];
+        figures.iter().all(|figure| page.contains(figure)) && page.contains("src=\"frame.jpg?")
     });
     assert_eq!(get("nothing"), b"the picture is at /\n");
     // More than there are places for, that ask and do not read.

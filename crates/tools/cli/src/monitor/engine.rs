@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read};
 use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use takt_capture::Meta;
 use takt_capture::file::Reader;
@@ -15,13 +15,18 @@ use takt_clock::{Clock, SystemTai};
 use takt_health::packet::LinkType;
 use takt_health::rule::Action;
 use takt_health::spec::Document;
-use takt_health::table::{Config, Event, Table, What};
+use takt_health::table::{Config, Event, Seen, Table, What};
+use taktd::admin::proto::CapturedPacket;
 
 use super::curve::Curve;
+use super::node::{self, Node, Waited};
 use super::source::{Observe, Source};
 use super::{Account, Levels, RuleLine};
+use crate::capture::copy;
 use crate::failure::Failure;
 
+/// How long a live source is waited for between two looks at signals and flows.
+const WAIT: Duration = Duration::from_millis(50);
 /// Packets of a file between two looks at signals and flows.
 const STRIDE: usize = 4096;
 /// Flows that are looked at after each stride.
@@ -37,6 +42,7 @@ const SNAP: u32 = 65_535;
 enum Input {
     File(Box<Reader>, Vec<u8>),
     Live(PacketSocket),
+    Node(Node),
     Over,
 }
 
@@ -87,12 +93,15 @@ impl Engine {
                 let offset = observe.tai_offset.unwrap_or_else(kernel_tai_offset);
                 (Input::Live(socket), offset)
             }
-            (None, None) => (Input::Over, 0),
+            (None, None) => {
+                let offset = observe.tai_offset.unwrap_or_else(kernel_tai_offset);
+                (Input::Node(Node::open(source)?), offset)
+            }
         };
         let config = observe.config(offset);
         Ok(Self {
             name,
-            dropped: matches!(input, Input::Live(_)).then_some(0),
+            dropped: source.is_live().then_some(0),
             input,
             table: Table::new(config, document),
             config,
@@ -229,12 +238,13 @@ impl Engine {
         let goes_on = match &mut input {
             Input::File(reader, packet) => self.read(reader, packet),
             Input::Live(socket) => self.receive(socket)?,
+            Input::Node(node) => self.copies(node)?,
             Input::Over => false,
         };
         self.input = input;
         if goes_on && let Some(now) = self.table.latest_ns() {
             let now = match self.input {
-                Input::Live(_) => utc_now() + self.config.tai_offset_ns,
+                Input::Live(_) | Input::Node(_) => utc_now() + self.config.tai_offset_ns,
                 _ => now,
             };
             self.table.sweep(now, SWEEP);
@@ -260,7 +270,7 @@ impl Engine {
     fn receive(&mut self, socket: &mut PacketSocket) -> Result<bool, Failure> {
         let mut last = None;
         let taken = socket
-            .take(50, |meta, bytes| {
+            .take(WAIT.as_millis() as u32, |meta, bytes| {
                 last = Some(meta.utc_ns);
                 self.take(meta, bytes);
             })
@@ -283,18 +293,57 @@ impl Engine {
         Ok(true)
     }
 
+    /// Takes what the daemon has copied.
+    fn copies(&mut self, node: &Node) -> Result<bool, Failure> {
+        match node.take(WAIT)? {
+            Waited::Nothing => self.backlog_ns = Some(0),
+            Waited::Copies(packets, lost) => {
+                self.dropped = Some(lost);
+                let last = packets.last().map(|packet| packet.tai_ns);
+                for packet in &packets {
+                    self.take_copy(packet);
+                }
+                let now = utc_now() + self.config.tai_offset_ns;
+                self.backlog_ns = Some(last.map_or(0, |last| (now - last).max(0)));
+            }
+        }
+        Ok(true)
+    }
+
+    fn take_copy(&mut self, packet: &CapturedPacket) {
+        let (now_ns, bytes) = (packet.tai_ns, &packet.packet[..]);
+        let taken = match packet.frame {
+            true => (self.table).take(now_ns, LinkType::Ethernet, bytes, packet.length),
+            false => (self.table).take_copy(now_ns, node::way(packet), bytes, packet.length),
+        };
+        let Ok(seen) = taken else { return };
+        let offset_ns = self.config.tai_offset_ns;
+        self.seen(seen, now_ns, |writer| {
+            copy::write(writer, packet, offset_ns)
+        });
+    }
+
     fn take(&mut self, meta: &Meta, bytes: &[u8]) {
         let Some(link) = LinkType::from_number(meta.link_type) else {
             self.unknown_link = Some(meta.link_type);
             return;
         };
         let now_ns = meta.utc_ns.saturating_add(self.config.tai_offset_ns);
-        let Ok(seen) = self.table.take(now_ns, link, bytes, meta.length) else {
-            return;
-        };
+        if let Ok(seen) = self.table.take(now_ns, link, bytes, meta.length) {
+            self.seen(seen, now_ns, |writer| writer.packet(meta, bytes));
+        }
+    }
+
+    /// Does what is to be done with a packet that the table has taken; `mirror` writes it.
+    fn seen(
+        &mut self,
+        seen: Seen,
+        now_ns: i64,
+        mirror: impl FnOnce(&mut Writer<BufWriter<File>>) -> io::Result<()>,
+    ) {
         if seen.mirror
             && let Some(writer) = &mut self.mirror
-            && let Err(error) = writer.packet(meta, bytes)
+            && let Err(error) = mirror(writer)
         {
             self.mirror_failed.get_or_insert(error);
             self.mirror = None;

@@ -4,16 +4,19 @@
 //! whatever collects them.
 
 use std::fmt::Write as _;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hyper::StatusCode;
 
 use takt_health::flow::FlowReport;
 use takt_health::level::Level;
 
 use super::engine::Engine;
 use crate::failure::Failure;
+use crate::web::{self, Answer, Site};
+
+const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\")
@@ -47,7 +50,7 @@ pub fn text(engine: &Engine) -> String {
         ("aged_flows", "Flows that gave their place", counters.aged),
         (
             "dropped_packets",
-            "Packets that the kernel dropped",
+            "Packets that the kernel dropped, or the node did not copy",
             dropped.unwrap_or(0),
         ),
     ] {
@@ -136,32 +139,35 @@ pub fn text(engine: &Engine) -> String {
     out
 }
 
-/// Answers every request with the last exposition, from a thread that ends with the process.
-pub fn serve(address: SocketAddr, text: Arc<Mutex<String>>) -> Result<(), Failure> {
-    let listener = TcpListener::bind(address)
+/// The last exposition.
+#[derive(Default)]
+pub struct Exposition(Mutex<String>);
+
+impl Exposition {
+    /// From now on this one.
+    pub fn set(&self, text: String) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = text;
+    }
+}
+
+impl Site for Exposition {
+    // Collectors name hosts as they like, and no figure is a secret from who may connect.
+    const BY_ANY_NAME: bool = true;
+
+    async fn answer(&self, _: &str) -> Answer {
+        let text = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = match text.is_empty() {
+            true => StatusCode::SERVICE_UNAVAILABLE,
+            false => StatusCode::OK,
+        };
+        web::answer(status, KIND, text.clone())
+    }
+}
+
+/// Serves expositions.
+pub fn serve(address: SocketAddr) -> Result<Arc<Exposition>, Failure> {
+    let served = Arc::new(Exposition::default());
+    web::serve(&[address], Arc::clone(&served))
         .map_err(|error| Failure::Other(format!("cannot serve metrics at {address}: {error}")))?;
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let mut stream = stream;
-            // A client that sends or takes nothing costs others two seconds at most.
-            let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
-            let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
-            let mut request = [0; 2048];
-            let length = stream.read(&mut request).unwrap_or(0);
-            let body = text.lock().map(|text| text.clone()).unwrap_or_default();
-            let (status, body) = match &request[..length] {
-                [b'G', b'E', b'T', b' ', b'/', ..] if !body.is_empty() => ("200 OK", body),
-                [b'G', b'E', b'T', b' ', b'/', ..] => ("503 Service Unavailable", String::new()),
-                _ => ("405 Method Not Allowed", String::new()),
-            };
-            let head = format!(
-                "HTTP/1.1 {status}\r\nContent-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n\
-                 Content-Length: {}\r\nConnection: close\r\n\r\n",
-                body.len()
-            );
-            let _ = stream.write_all(head.as_bytes());
-            let _ = stream.write_all(body.as_bytes());
-        }
-    });
-    Ok(())
+    Ok(served)
 }

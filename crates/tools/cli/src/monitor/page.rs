@@ -1,13 +1,20 @@
-//! One page with all flows by level and the delay of some over time; needs nothing else.
+//! One page with all flows by level and the delay of some over time; needs nothing else. As a file, or served and always the
+//! latest.
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use hyper::StatusCode;
 use takt_health::level::Level;
 use takt_health::rule::Kpi;
 
 use super::curve::Curve;
 use super::engine::Engine;
 use super::text::{self, figure};
+use crate::failure::Failure;
+use crate::web::{self, Answer, Site};
 
 /// Flows in the table.
 const FLOWS: usize = 500;
@@ -43,17 +50,78 @@ fn colour(level: Level) -> &'static str {
     }
 }
 
-/// The page.
+/// Has a browser show the latest.
+const SCRIPT: &str = include_str!("page.html");
+
+/// What is served.
+pub struct Live {
+    name: String,
+    flows: Mutex<String>,
+    asked: AtomicBool,
+}
+
+impl Live {
+    /// Serves the page, and where: at the address, or at a free port of it.
+    pub fn serve(address: SocketAddr, name: &str) -> Result<(Arc<Self>, SocketAddr), Failure> {
+        let live = Arc::new(Self {
+            name: name.to_owned(),
+            flows: Mutex::default(),
+            asked: AtomicBool::new(false),
+        });
+        let at = web::serve(&[address], Arc::clone(&live)).map_err(|error| {
+            Failure::Other(format!(
+                "cannot serve the page at {address}: {error}; choose another address and port with --http, or port 0 for any"
+            ))
+        })?;
+        Ok((live, at))
+    }
+
+    /// Shows the flows as they are now, if somebody looked since the last time.
+    pub fn show(&self, engine: &Engine) {
+        if self.asked.swap(false, Ordering::Relaxed) {
+            let flows = flows(engine);
+            *self.flows.lock().unwrap_or_else(PoisonError::into_inner) = flows;
+        }
+    }
+}
+
+impl Site for Live {
+    async fn answer(&self, path: &str) -> Answer {
+        self.asked.store(true, Ordering::Relaxed);
+        match path {
+            "/" => web::answer(StatusCode::OK, web::HTML, whole(&self.name, "", SCRIPT)),
+            "/flows" => {
+                let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+                web::answer(StatusCode::OK, web::HTML, flows.clone())
+            }
+            _ => web::answer(StatusCode::NOT_FOUND, web::TEXT, "the flows are at /\n"),
+        }
+    }
+}
+
+/// The page as a file.
 pub fn render(engine: &Engine) -> String {
-    let mut page = format!(
+    whole(engine.name(), &flows(engine), "")
+}
+
+fn whole(name: &str, flows: &str, script: &str) -> String {
+    let name = escaped(name);
+    format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
-         content=\"width=device-width\"><title>Flows of {0}</title><style>{STYLE}</style></head>\n<body><main>\n\
-         <h1>Flows of {0}</h1>\n<p>{1}</p>\n",
+         content=\"width=device-width\"><title>Flows of {name}</title><style>{STYLE}</style></head>\n<body><main>\n\
+         {flows}</main>\n{script}</body></html>\n"
+    )
+}
+
+fn flows(engine: &Engine) -> String {
+    let mut page = format!(
+        "<h1>Flows of {0}</h1>\n<p>{1}</p>\n",
         escaped(engine.name()),
         escaped(&text::heading(engine))
     );
-    for (at, curve) in engine.drawn() {
-        if let Some(flow) = engine.table().flow(at) {
+    let drawn = engine.drawn();
+    for (at, curve) in &drawn {
+        if let Some(flow) = engine.table().flow(*at) {
             let spec = engine.table().spec(flow);
             let name = spec.map_or_else(|| flow.key.to_string(), |spec| spec.name.clone());
             let limit = spec.and_then(|spec| spec.max_delay_ns);
@@ -64,7 +132,7 @@ pub fn render(engine: &Engine) -> String {
             };
             let _ = write!(
                 page,
-                "<h2>{}</h2>\n<p>{}: {by}</p>\n",
+                "<h2 id=\"flow-{at}\">{}</h2>\n<p>{}: {by}</p>\n",
                 escaped(&name),
                 escaped(&flow.key.to_string())
             );
@@ -94,12 +162,16 @@ pub fn render(engine: &Engine) -> String {
             Some(spec) => format!("{spec}: {}", report.flow),
             None => report.flow.clone(),
         };
+        let mut name = escaped(&name);
+        if drawn.iter().any(|(of, _)| of == at) {
+            name = format!("<a href=\"#flow-{at}\">{name}</a>");
+        }
         let _ = writeln!(
             page,
             "<tr><td class=\"{0}\">{0}</td><td>{1}</td><td>{2}</td><td>{3}</td><td>{4}</td><td>{5}</td><td>{6}</td>\
              <td>{7}</td><td>{8}</td><td>{9}</td><td>{10}</td><td>{11}</td></tr>",
             report.level,
-            escaped(&name),
+            name,
             report.packets,
             figure(Kpi::Rate, report.bits_per_second),
             number(report.lost.or(report.missing)),
@@ -125,7 +197,6 @@ pub fn render(engine: &Engine) -> String {
             order.len() - FLOWS
         );
     }
-    page.push_str("</main></body></html>\n");
     page
 }
 

@@ -7,6 +7,8 @@ use clap::{Args, ValueEnum};
 use takt_health::packet::Identify;
 use takt_health::table::Config;
 
+use crate::admin::Daemon;
+
 /// Where packets come from.
 #[derive(Debug, Args)]
 pub struct Source {
@@ -15,18 +17,26 @@ pub struct Source {
         short = 'r',
         long,
         value_name = "FILE",
-        required_unless_present = "interface",
-        conflicts_with = "interface"
+        required_unless_present_any = ["interface", "node"],
+        conflicts_with_all = ["interface", "node"]
     )]
     pub read: Option<PathBuf>,
     /// Watch an interface of this host: copies of what it receives
-    #[arg(short = 'i', long, value_name = "INTERFACE")]
+    #[arg(short = 'i', long, value_name = "INTERFACE", conflicts_with = "node")]
     pub interface: Option<String>,
+    /// Watch what the tenants of this node's daemon send to other nodes and get from them, by channel and class
+    #[arg(long)]
+    pub node: bool,
+    /// Only this tenant, by its identity; several times for several
+    #[arg(long, value_name = "TENANT", requires = "node")]
+    pub tenant: Vec<String>,
+    #[command(flatten)]
+    pub daemon: Daemon,
     /// Watch what the host sends, too
     #[arg(long, requires = "interface")]
     pub outgoing: bool,
     /// Stop after this time
-    #[arg(long = "for", value_name = "TIME", requires = "interface", value_parser = humantime::parse_duration)]
+    #[arg(long = "for", value_name = "TIME", conflicts_with = "read", value_parser = humantime::parse_duration)]
     pub lasts: Option<Duration>,
     /// Memory between the kernel and the monitor
     #[arg(long, value_name = "MEGABYTES", default_value_t = 64, requires = "interface", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -45,8 +55,13 @@ impl Source {
         match (&self.read, &self.interface) {
             (Some(path), _) => path.display().to_string(),
             (None, Some(interface)) => interface.clone(),
-            (None, None) => String::new(),
+            (None, None) => "node".into(),
         }
+    }
+
+    /// Whether packets come as they pass.
+    pub fn is_live(&self) -> bool {
+        self.read.is_none()
     }
 }
 
@@ -79,7 +94,7 @@ pub struct Observe {
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = humantime::parse_duration)]
     pub burst_gap: Duration,
     /// TAI less UTC, for stamps of TAI in captures whose times are UTC [default: 37 for files, the kernel's for
-    /// interfaces]
+    /// what is live]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(-1000..=1000))]
     pub tai_offset: Option<i64>,
 }

@@ -1,41 +1,23 @@
 //! The page of `takt stream view`: the live picture, and how long frames took.
 
-use std::collections::VecDeque;
-use std::convert::Infallible;
-use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderValue};
-use hyper::http::uri::Authority;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::StatusCode;
+use hyper::body::Bytes;
 use image::codecs::jpeg::JpegEncoder;
 use image::{ExtendedColorType, RgbImage};
 use serde::Serialize;
 use takt_streaming::{Format, Frame};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::AbortHandle;
 
 use super::pixels;
 use super::view::{Figures, Seen};
 use crate::failure::Failure;
+use crate::web::{self, Answer, Site};
 
 const PAGE: &str = include_str!("page.html");
 /// Where browsers of this machine find it unless it is to be elsewhere: at another port where that one is taken.
 pub const USUAL: [SocketAddr; 2] = [at_home(8088), at_home(0)];
-/// Connections at a time.
-const MOST_CONNECTIONS: usize = 32;
-/// How long a connection may take to send a request, and may stay idle.
-const REQUEST_WITHIN: Duration = Duration::from_secs(30);
-/// A connection is closed after so long; an answer that is under way then may take so much more.
-const CONNECTION_WITHIN: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(30)];
 /// Wider and higher pictures are made smaller for the page.
 const MOST_SIZE: [u32; 2] = [1280, 4096];
 const QUALITY: u8 = 80;
@@ -131,31 +113,16 @@ const fn at_home(port: u16) -> SocketAddr {
 impl Page {
     /// Serves it at the first of these addresses that is free.
     pub fn serve(addresses: &[SocketAddr]) -> Result<Self, Failure> {
-        let failed = |error: std::io::Error| {
-            let address = addresses.last().unwrap_or(&USUAL[0]);
-            Failure::Other(format!(
-                "cannot serve the page at {address}: {error}; choose another address and port with --http, or port 0 for any"
-            ))
-        };
-        let listener = std::net::TcpListener::bind(addresses).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(failed)?;
         let state = Arc::new(State {
             pictures: Arc::new(Pictures::new(|frame: &Frame| jpeg(frame.format(), frame))),
             shown: Mutex::default(),
         });
-        let shared = state.clone();
-        std::thread::spawn(move || {
-            runtime.block_on(async move {
-                if let Ok(listener) = TcpListener::from_std(listener) {
-                    accept(listener, shared).await;
-                }
-            });
-        });
+        let address = web::serve(addresses, Arc::clone(&state)).map_err(|error| {
+            let address = addresses.last().unwrap_or(&USUAL[0]);
+            Failure::Other(format!(
+                "cannot serve the page at {address}: {error}; choose another address and port with --http, or port 0 for any"
+            ))
+        })?;
         Ok(Self { address, state })
     }
 
@@ -178,115 +145,25 @@ fn lock<T>(state: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn accept(listener: TcpListener, state: Arc<State>) {
-    let mut places = Places::default();
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => places.spawn(connection(stream, state.clone())),
-            // No descriptors, for instance.
-            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-        }
-    }
-}
-
-/// The connections that there are, the oldest first.
-#[derive(Default)]
-struct Places(VecDeque<AbortHandle>);
-
-impl Places {
-    /// Serves one more; where there is no place, in that of the oldest.
-    fn spawn(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
-        self.0.retain(|place| !place.is_finished());
-        if self.0.len() >= MOST_CONNECTIONS
-            && let Some(oldest) = self.0.pop_front()
-        {
-            oldest.abort();
-        }
-        self.0.push_back(tokio::spawn(connection).abort_handle());
-    }
-}
-
-async fn connection(stream: TcpStream, state: Arc<State>) {
-    let served = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST_WITHIN)
-        .serve_connection(
-            TokioIo::new(stream),
-            service_fn(|request| answer(request, state.clone())),
-        );
-    let mut served = pin!(served);
-    // It ends with an error when the browser goes: that is no news.
-    let [usual, last] = CONNECTION_WITHIN;
-    if tokio::time::timeout(usual, served.as_mut()).await.is_err() {
-        served.as_mut().graceful_shutdown();
-        let _ = tokio::time::timeout(last, served).await;
-    }
-}
-
-/// Whether a request names this page by an address. Another name may be that of a web page elsewhere which has it lead here, so
-/// that its script could read the pictures (DNS rebinding).
-fn by_address(request: &Request<Incoming>) -> bool {
-    let host = request
-        .headers()
-        .get(HOST)
-        .and_then(|host| host.to_str().ok());
-    let authority = host.and_then(|host| host.parse::<Authority>().ok());
-    authority.is_some_and(|authority| {
-        let name = authority.host();
-        let inner = name
-            .strip_prefix('[')
-            .and_then(|name| name.strip_suffix(']'));
-        name == "localhost" || inner.unwrap_or(name).parse::<IpAddr>().is_ok()
-    })
-}
-
-async fn answer(
-    request: Request<Incoming>,
-    state: Arc<State>,
-) -> Result<Response<Full<Bytes>>, Infallible> {
-    if !by_address(&request) {
-        return Ok(response(
-            StatusCode::MISDIRECTED_REQUEST,
-            "text/plain",
-            "name this host by its address\n",
-        ));
-    }
-    if request.method() != Method::GET {
-        return Ok(response(
-            StatusCode::METHOD_NOT_ALLOWED,
-            "text/plain",
-            "use GET\n",
-        ));
-    }
-    Ok(match request.uri().path() {
-        "/" => response(StatusCode::OK, "text/html; charset=utf-8", PAGE),
-        "/frame.jpg" => match state.pictures.latest().await {
-            Ok(jpeg) => response(StatusCode::OK, "image/jpeg", jpeg),
-            Err(why) => {
-                let told = format!("there is no picture: {why}\n");
-                response(StatusCode::NOT_FOUND, "text/plain; charset=utf-8", told)
+impl Site for State {
+    async fn answer(&self, path: &str) -> Answer {
+        match path {
+            "/" => web::answer(StatusCode::OK, web::HTML, PAGE),
+            "/frame.jpg" => match self.pictures.latest().await {
+                Ok(jpeg) => web::answer(StatusCode::OK, "image/jpeg", jpeg),
+                Err(why) => {
+                    let told = format!("there is no picture: {why}\n");
+                    web::answer(StatusCode::NOT_FOUND, web::TEXT, told)
+                }
+            },
+            "/figures.json" => {
+                let shown = lock(&self.shown).clone();
+                let text = serde_json::to_string(&shown).unwrap_or_else(|_| "null".into());
+                web::answer(StatusCode::OK, "application/json", text)
             }
-        },
-        "/figures.json" => {
-            let shown = lock(&state.shown).clone();
-            let text = serde_json::to_string(&shown).unwrap_or_else(|_| "null".into());
-            response(StatusCode::OK, "application/json", text)
+            _ => web::answer(StatusCode::NOT_FOUND, web::TEXT, "the picture is at /\n"),
         }
-        _ => response(StatusCode::NOT_FOUND, "text/plain", "the picture is at /\n"),
-    })
-}
-
-fn response(
-    status: StatusCode,
-    kind: &'static str,
-    body: impl Into<Bytes>,
-) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
+    }
 }
 
 /// Width and height of a picture on the page.
@@ -328,34 +205,6 @@ mod tests {
     use takt_streaming::Pixels;
 
     use super::*;
-
-    #[test]
-    fn the_oldest_connection_gives_its_place_to_a_new_one() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .expect("a runtime");
-        runtime.block_on(async {
-            let mut places = Places::default();
-            let (tell, ended) = std::sync::mpsc::channel::<usize>();
-            let (open, _) = tokio::sync::watch::channel(());
-            for number in 0..MOST_CONNECTIONS + 2 {
-                let (tell, mut waits) = (Tell(number, tell.clone()), open.subscribe());
-                places.spawn(async move {
-                    let _tell = tell;
-                    let _ = waits.changed().await;
-                });
-                settle().await;
-            }
-            settle().await;
-            assert_eq!(places.0.len(), MOST_CONNECTIONS);
-            assert_eq!(ended.try_iter().collect::<Vec<_>>(), [0, 1]);
-            // Those that have ended have no place.
-            open.send_replace(());
-            settle().await;
-            places.spawn(async {});
-            assert_eq!(places.0.len(), 1);
-        });
-    }
 
     #[test]
     fn a_frame_is_made_a_picture_once_however_many_ask() {
@@ -400,21 +249,5 @@ mod tests {
         let bytes = Format::of_bytes(16).expect("a format");
         let why = super::jpeg(bytes, &[0; 16]).expect_err("no picture");
         assert!(why.contains("another --pixels than bytes"), "{why}");
-    }
-
-    /// Has the others go as far as they can.
-    async fn settle() {
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
-    }
-
-    /// Says that it is gone.
-    struct Tell(usize, std::sync::mpsc::Sender<usize>);
-
-    impl Drop for Tell {
-        fn drop(&mut self) {
-            let _ = self.1.send(self.0);
-        }
     }
 }

@@ -1,0 +1,191 @@
+//! `takt monitor --node`: the health of what tenants send and get past the kernel, beside what was sent; and its page, in a
+//! browser.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use takt::{ChannelId, Qos, Session, TrafficClass, Wait};
+use takt_lab::LabConfig;
+use takt_testing::{PATIENCE, browsed, until_true};
+
+use crate::support::{Datapath, Node, Pair, attach_at, introduce, number_of, put, skip};
+
+const CHANNEL: ChannelId = ChannelId(5);
+const LISTENERS: &str = "\
+[[listener]]
+path = \"DIR/press.sock\"
+identity = \"press\"
+[[listener]]
+path = \"DIR/other.sock\"
+identity = \"other\"
+";
+/// No machine keeps to a nanosecond.
+const RULES: &str = "\
+[[flow]]
+name = \"press\"
+match = \"channel 5\"
+max-delay = \"1ns\"
+hold = \"60s\"
+
+[[rule]]
+name = \"late\"
+flow = \"channel 5\"
+when = \"delay > 1ns\"
+do = [\"event\", \"mirror\"]
+";
+const MESSAGES: u64 = 300;
+
+/// A monitor of a node, and where its page is.
+struct Monitor {
+    child: Child,
+    page: String,
+}
+
+impl Monitor {
+    fn start(node: &Node, more: &[&str]) -> Self {
+        let mut child = Command::new(takt_testing::built().join("takt"))
+            .args(["monitor", "--node", "--tenant", "press", "--json"])
+            .args(["--http", "127.0.0.1:0", "--interval", "100ms", "--admin"])
+            .arg(node.directory.join("admin.sock"))
+            .args(more)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("takt");
+        let mut line = String::new();
+        let err = child.stderr.take().expect("its errors");
+        let mut err = BufReader::new(err);
+        err.read_line(&mut line).expect("text");
+        child.stderr = Some(err.into_inner());
+        let at = line.find("http://").unwrap_or_else(|| panic!("{line}"));
+        let page = line[at..].trim().to_owned();
+        Self { child, page }
+    }
+
+    /// What it says when it is to end.
+    fn end(mut self) -> Value {
+        kill_process(Pid::from_child(&self.child), Signal::INT).expect("it runs");
+        let mut text = String::new();
+        let mut out = self.child.stdout.take().expect("its output");
+        out.read_to_string(&mut text).expect("text");
+        assert!(self.child.wait().expect("an end").success(), "{text}");
+        serde_json::from_str(&text).unwrap_or_else(|_| panic!("JSON: {text}"))
+    }
+}
+
+/// An application of a tenant.
+fn tenant(node: &Node, name: &str) -> Session {
+    attach_at(&node.directory.join(&format!("{name}.sock")), name)
+}
+
+#[test]
+fn what_a_tenant_sends_and_gets_has_its_health_and_a_browser_shows_it() {
+    if skip() {
+        return;
+    }
+    let pair = Pair::with(&LabConfig::default(), LISTENERS);
+    let [near, far] = &pair.nodes;
+    let class = TrafficClass::new(6).expect("a class");
+    let ends = |name: &str, channel, qos: Qos| {
+        let sessions = [tenant(near, name), tenant(far, name)];
+        let [source, sink] = sessions
+            .each_ref()
+            .map(|s| s.stream(qos).expect("a stream"));
+        let source = source.source(channel).expect("a source");
+        let sink = sink.sink(channel).expect("a sink");
+        introduce(&source, &[&sink]);
+        (source, sink, sessions)
+    };
+    let (source, sink, _press) = ends("press", CHANNEL, Datapath::Udp.qos().time_sensitive(class));
+    let (stranger, _strangers, _other) = ends("other", ChannelId(6), Datapath::Udp.qos());
+
+    let (rules, mirror) = (
+        near.directory.join("rules.toml"),
+        near.directory.join("late.pcapng"),
+    );
+    std::fs::write(&rules, RULES).expect("a file");
+    let [rules, mirror] = [&rules, &mirror].map(|path| path.to_str().expect("UTF-8"));
+    let sends = Monitor::start(near, &[]);
+    let gets = Monitor::start(far, &["--rules", rules, "--mirror", mirror]);
+    for number in 0..MESSAGES {
+        // One that is cut short for the monitor, and one that goes in fragments.
+        put(&source, number, [64, 1000, 10_000][number as usize % 3]);
+        put(&stranger, number, 64);
+        until_true("the message comes", || {
+            let message = sink.consume(Wait::For(PATIENCE)).expect("a message");
+            number_of(&message) == number
+        });
+    }
+
+    let addresses = [0, 1].map(|host| pair.lab.host(host).address().to_string());
+    let name = |way: &str, peer: &str| format!("channel 5 class 6 {way} {peer} lane ");
+    // The browser's script has put in what was not on the page that it got.
+    let row = name("from", &addresses[0]);
+    until_true("the browser shows the flow, red", || {
+        let page = browsed(&gets.page);
+        page.contains(&row) && page.contains("<td class=\"red\">red</td>")
+    });
+    let page = browsed(&sends.page);
+    for part in [
+        "<p id=\"told\" role=\"status\"></p>",
+        "<svg viewBox",
+        "one-way delay by the packets' stamps",
+        "<a href=\"#flow-0\">",
+        "<td class=\"green\">green</td>",
+        &name("to", &addresses[1]),
+    ] {
+        assert!(page.contains(part), "{part} is not in {page}");
+    }
+
+    for (monitor, row) in [(sends, name("to", &addresses[1])), (gets, row)] {
+        let account = monitor.end();
+        let flows = account["flows"].as_array().expect("flows");
+        // One source of one tenant.
+        let [flow] = &flows[..] else {
+            panic!("{account}");
+        };
+        assert!(
+            flow["flow"].as_str().expect("text").starts_with(&row),
+            "{account}"
+        );
+        // Two of three are one datagram, the third is more.
+        assert!(flow["packets"].as_u64() > Some(MESSAGES), "{account}");
+        let of_order = ["lost", "duplicates", "reordered"].map(|name| flow[name].as_u64());
+        assert_eq!(of_order, [Some(0); 3], "{account}");
+        assert_eq!(account["dropped"], 0, "{account}");
+        // Without gates the datapath has it in the round in which the lane took it; the other lane gets it later.
+        let delay = flow["delay"]["max_ns"].as_i64().expect("a delay");
+        assert_eq!(delay > 0, row.contains(" from "), "{account}");
+        assert_eq!(flow["carries"], "takt", "{account}");
+    }
+    let mirrored = Command::new("tshark")
+        .args(["-r", mirror, "-T", "fields", "-e", "frame.comment"])
+        .output();
+    let mirrored = String::from_utf8(mirrored.expect("tshark").stdout).expect("text");
+    assert!(mirrored.lines().count() as u64 > MESSAGES / 2, "{mirrored}");
+    assert!(
+        mirrored.lines().all(|comment| comment == "press"),
+        "{mirrored}"
+    );
+}
+
+#[test]
+fn a_monitor_of_a_node_says_when_that_has_ended() {
+    if skip() {
+        return;
+    }
+    let mut pair = Pair::with(&LabConfig::default(), LISTENERS);
+    let mut monitor = Monitor::start(&pair.nodes[0], &[]);
+    pair.nodes[0].kill();
+    let mut text = String::new();
+    let mut err = monitor.child.stderr.take().expect("its errors");
+    err.read_to_string(&mut text).expect("text");
+    assert_eq!(
+        monitor.child.wait().expect("an end").code(),
+        Some(1),
+        "{text}"
+    );
+    assert!(text.contains("daemon"), "{text}");
+}
