@@ -1,11 +1,12 @@
 //! Captured packets: read from files, written to files, taken live from an interface.
 //!
 //! [`file`] reads pcap and pcapng by the crate `pcap-parser`, [`pcapng`] writes the latter, [`socket`] is a packet
-//! socket with a ring that it shares with the kernel. What packets mean is `takt-health`'s.
+//! socket with a ring that it shares with the kernel, [`spread`] how several share the packets. What packets mean is `takt-health`'s.
 
 pub mod file;
 pub mod pcapng;
 pub mod socket;
+pub mod spread;
 
 /// A packet's circumstances. Its bytes stand apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::Meta;
+use crate::spread::{self, Spread};
 
 const BLOCK: usize = 1 << 20;
 /// A block that is not full is handed over after this long, ms.
@@ -183,6 +184,104 @@ impl PacketSocket {
     /// # Errors
     /// [`OpenError`].
     pub fn open(name: &str, megabytes: usize, outgoing: bool) -> Result<Self, OpenError> {
+        let (this, index) = Self::with_ring(name, megabytes, outgoing)?;
+        bind(&this.socket, name, index)?;
+        Ok(this)
+    }
+
+    /// As [`open`](Self::open), with several sockets that share the packets and the memory.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_several(
+        name: &str,
+        megabytes: usize,
+        outgoing: bool,
+        (count, spread): (usize, Spread),
+    ) -> Result<Vec<Self>, OpenError> {
+        let other = |what: &'static str| failed(what, name);
+        let share = megabytes.div_ceil(count.max(1));
+        let mut several = Vec::with_capacity(count);
+        // What each socket leaves out, the group has to be told again.
+        let left_out = match outgoing {
+            true => 0,
+            false => libc::PACKET_FANOUT_FLAG_IGNORE_OUTGOING,
+        };
+        let kind = (libc::PACKET_FANOUT_CBPF | left_out) << 16;
+        let mut group = libc::PACKET_FANOUT_FLAG_UNIQUEID << 16;
+        for _ in 0..count {
+            let (this, index) = Self::with_ring(name, share, outgoing)?;
+            // It takes nothing until all share: each would have everything.
+            let nothing = [libc::sock_filter {
+                code: (libc::BPF_RET | libc::BPF_K) as u16,
+                jt: 0,
+                jf: 0,
+                k: 0,
+            }];
+            (this.run(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &nothing))
+                .map_err(other("filter"))?;
+            bind(&this.socket, name, index)?;
+            let option = group | kind;
+            set(&this.socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &option)
+                .map_err(other("share packets between threads"))?;
+            if several.is_empty() {
+                // The kernel has chosen a number.
+                group = this.group().map_err(other("name a group of sockets"))?;
+                let program = spread::program(spread);
+                (this.run(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &program))
+                    .map_err(other("spread packets over threads"))?;
+            }
+            several.push(this);
+        }
+        for this in &several {
+            set(
+                &this.socket,
+                libc::SOL_SOCKET,
+                libc::SO_DETACH_FILTER,
+                &0_i32,
+            )
+            .map_err(other("take packets"))?;
+        }
+        Ok(several)
+    }
+
+    /// The number of the group that it is in.
+    fn group(&self) -> io::Result<u32> {
+        let mut found = 0_u32;
+        let mut length = size_of_val(&found) as libc::socklen_t;
+        // SAFETY: room for what the kernel writes, whose length is told.
+        let result = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_FANOUT,
+                ptr::from_mut(&mut found).cast(),
+                &raw mut length,
+            )
+        };
+        match result {
+            0 => Ok(found & 0xffff),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Has the kernel run a program for it.
+    fn run(
+        &self,
+        level: libc::c_int,
+        option: libc::c_int,
+        program: &[libc::sock_filter],
+    ) -> io::Result<()> {
+        let program = libc::sock_fprog {
+            len: program.len() as u16,
+            filter: program.as_ptr().cast_mut(),
+        };
+        // The kernel copies what it points to, and does not write there.
+        set(&self.socket, level, option, &program)
+    }
+
+    /// A socket with a ring, which takes nothing yet, and its interface's index.
+    fn with_ring(name: &str, megabytes: usize, outgoing: bool) -> Result<(Self, u32), OpenError> {
         let other = |what: &'static str| failed(what, name);
         let (socket, index) = open(name, outgoing)?;
         let version = libc::tpacket_versions::TPACKET_V3 as libc::c_int;
@@ -219,8 +318,7 @@ impl PacketSocket {
             next: 0,
             tagged: Vec::new(),
         };
-        bind(&this.socket, name, index)?;
-        Ok(this)
+        Ok((this, index))
     }
 
     /// What the kernel counted since the last call.

@@ -5,6 +5,7 @@
 //! together. Flows with a specification are never given up for others.
 
 use std::collections::{HashMap, VecDeque};
+use std::iter::Sum;
 use std::net::IpAddr;
 
 use foldhash::fast::RandomState;
@@ -76,6 +77,20 @@ pub struct Counters {
     pub aged: u64,
     /// Events that nobody took in time.
     pub events_lost: u64,
+}
+
+impl Sum for Counters {
+    fn sum<I: Iterator<Item = Self>>(counters: I) -> Self {
+        counters.fold(Self::default(), |sum, more| Self {
+            packets: sum.packets + more.packets,
+            bytes: sum.bytes + more.bytes,
+            truncated: sum.truncated + more.truncated,
+            malformed: sum.malformed + more.malformed,
+            no_room: sum.no_room + more.no_room,
+            aged: sum.aged + more.aged,
+            events_lost: sum.events_lost + more.events_lost,
+        })
+    }
 }
 
 /// Something that happened.

@@ -1,7 +1,7 @@
 //! `takt monitor`: the health of every flow of a capture or an interface; `takt health`: its rules.
 //!
-//! Figures come from `takt-health`, packets from `takt-capture`. [`engine`] brings them together and does what rules
-//! ask for, [`text`] and [`screen`] show it to people, [`page`] draws it, [`metrics`] serves it. [`node`] has a daemon copy what
+//! Figures come from `takt-health`, packets from `takt-capture`. A [`part`] brings them together and does what rules
+//! ask for, the [`engine`] has one or several, [`text`] and [`screen`] show it to people, [`page`] draws it, [`metrics`] serves it. [`node`] has a daemon copy what
 //! its tenants send and get.
 
 mod curve;
@@ -10,6 +10,7 @@ mod health;
 mod metrics;
 mod node;
 mod page;
+mod part;
 mod screen;
 mod source;
 mod text;
@@ -120,6 +121,8 @@ struct Account {
     dropped: Option<u64>,
     /// How long after its reception the last packet was taken, nanoseconds; none for files.
     backlog_ns: Option<i64>,
+    /// The same of each thread; one for files and nodes.
+    threads: Vec<part::Share>,
     levels: Levels,
     rules: Vec<RuleLine>,
     events: Vec<Event>,
@@ -196,7 +199,7 @@ impl Monitor {
                 if Instant::now() >= next {
                     next = Instant::now() + self.interval;
                     if let Some(changed) = watched.changed() {
-                        engine.replace(changed);
+                        engine.replace(&changed);
                     }
                     if let Some(metrics) = &metrics {
                         metrics.set(metrics::text(&engine));
@@ -293,8 +296,8 @@ impl Progress {
         self.next = Instant::now() + Duration::from_millis(500);
         self.told = true;
         let share = engine.bytes_read() as f64 * 100.0 / length.max(1) as f64;
-        let flows = engine.table().flows().len();
-        let packets = engine.table().counters().packets;
+        let flows = engine.flow_count();
+        let packets = engine.counters().packets;
         let mut err = std::io::stderr().lock();
         let _ = write!(err, "\r{share:3.0} %  {packets} packets  {flows} flows ");
     }

@@ -10,11 +10,13 @@ use std::net::UdpSocket;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::Value;
-use support::{run, takt};
+use support::{Running, run, takt};
 use takt_capture::Meta;
 use takt_capture::pcapng::Writer;
-use takt_testing::Directory;
+use takt_lab::{Host, Lab, LabConfig};
+use takt_testing::{Directory, until_true};
 
 /// RTP of a SIP test tool: G.711, 30 ms.
 const G711: &str = "/usr/share/sip-tester/g711a.pcap";
@@ -522,5 +524,113 @@ fn an_interface_is_watched_live() {
             return;
         }
         assert!(Instant::now() < deadline, "no packet was seen");
+    }
+}
+
+/// The metrics of a monitor at this port of a host's loopback.
+fn metric(host: &Host, name: &str) -> u64 {
+    let mut curl = host.command("curl").expect("a command");
+    let output = curl.args(["-s", "http://127.0.0.1:9464/"]).output();
+    let text = String::from_utf8(output.expect("curl").stdout).expect("text");
+    let mut lines = text.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    value.unwrap_or(0)
+}
+
+#[test]
+fn threads_share_the_packets_of_an_interface_and_a_flow_is_one_threads() {
+    const FLOWS: u16 = 24;
+    const SMALL: u64 = 20;
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: network namespaces need root");
+        return;
+    }
+    let lab = Lab::scratch(&LabConfig::default()).expect("a lab");
+    let [near, far] = [lab.host(0), lab.host(1)];
+    for (host, address) in [(near, "fd00::1/64"), (far, "fd00::2/64")] {
+        let mut ip = host.command("ip").expect("a command");
+        ip.args(["address", "add", address, "dev", "eth0", "nodad"]);
+        assert!(ip.status().expect("ip").success());
+    }
+    for by in ["tuple", "stream"] {
+        let child = near
+            .command(env!("CARGO_BIN_EXE_takt"))
+            .expect("a command")
+            .args(["monitor", "-i", "eth0", "--threads", "3", "--by", by])
+            .args(["--http", "127.0.0.1:0", "--openmetrics", "127.0.0.1:9464"])
+            .args(["--interval", "100ms", "--json"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("takt starts");
+        let mut monitor = Running(child);
+        monitor.line_with("the flows are shown at ");
+        let inside = far.enter().expect("the host");
+        for number in 0..FLOWS {
+            for (from, to) in [
+                (
+                    "0.0.0.0:0".to_owned(),
+                    format!("{}:{}", near.address(), 5000 + number),
+                ),
+                ("[::]:0".to_owned(), format!("[fd00::1]:{}", 5000 + number)),
+            ] {
+                let socket = UdpSocket::bind(from).expect("a socket");
+                for _ in 0..SMALL {
+                    // Nobody listens: the answer to one is the next one's error.
+                    let _ = socket.send_to(&[1; 100], &to);
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                // In fragments, of which the first has the ports.
+                if to.starts_with('1') {
+                    while socket.send_to(&[2; 4000], &to).is_err() {}
+                }
+            }
+        }
+        drop(inside);
+        let least = u64::from(FLOWS) * (2 * SMALL + 3) * 9 / 10;
+        until_true("the packets are taken", || {
+            metric(near, "takt_health_packets_total") >= least
+        });
+        monitor.signal(Signal::INT);
+        let ran = monitor.end();
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let account = ran.json();
+
+        let threads = account["threads"].as_array().expect("threads");
+        let shares = threads
+            .iter()
+            .map(|thread| thread["packets"].as_u64().expect("a number"));
+        let shares: Vec<u64> = shares.collect();
+        assert_eq!(account["packets"]["packets"], shares.iter().sum::<u64>());
+        let mut names = BTreeMap::new();
+        for flow in account["flows"].as_array().expect("flows") {
+            let name = flow["flow"].as_str().expect("a name").to_owned();
+            let packets = flow["packets"].as_u64().expect("a number");
+            assert_eq!(names.insert(name, packets), None, "twice: {account}");
+        }
+        if by == "stream" {
+            // All that is for one host, by EtherType.
+            let mac = near.mac().map(|byte| format!("{byte:02x}")).join(":");
+            let to = names.iter().filter(|(name, _)| name.contains(&mac));
+            let (count, packets) = to.fold((0, 0), |sum, flow| (sum.0 + 1, sum.1 + flow.1));
+            assert!(count == 2 && packets >= least, "{names:?}");
+            continue;
+        }
+        assert_eq!(shares.len(), 3);
+        assert!(shares.iter().all(|packets| *packets > 0), "{shares:?}");
+        for number in 0..FLOWS {
+            let port = 5000 + number;
+            for (to, most) in [
+                (format!(" > {}:{port}", near.address()), SMALL + 1),
+                (format!(" > [fd00::1]:{port}"), SMALL),
+            ] {
+                let mut flows = names.iter().filter(|(name, _)| name.ends_with(&to));
+                let flow = flows
+                    .next()
+                    .unwrap_or_else(|| panic!("{to} is not in {names:?}"));
+                assert!(flows.next().is_none(), "{names:?}");
+                assert!(*flow.1 <= most, "{flow:?}");
+            }
+        }
     }
 }

@@ -1,70 +1,67 @@
-//! Packets in, figures, events and what rules do out.
+//! A source in one part or, of an interface, several that take packets at the same time; their figures and events together.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read};
 use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::thread;
+use std::time::Instant;
 
-use takt_capture::Meta;
 use takt_capture::file::Reader;
 use takt_capture::pcapng::Writer;
 use takt_capture::socket::PacketSocket;
+use takt_capture::spread::Spread;
 use takt_clock::{Clock, SystemTai};
-use takt_health::packet::LinkType;
+use takt_health::flow::Flow;
 use takt_health::rule::Action;
-use takt_health::spec::Document;
-use takt_health::table::{Config, Event, Seen, Table, What};
-use taktd::admin::proto::CapturedPacket;
+use takt_health::spec::{Document, Spec};
+use takt_health::table::{Counters, Event, RuleCount, Table};
 
 use super::curve::Curve;
-use super::node::{self, Node, Waited};
-use super::source::{Observe, Source};
+use super::node::Node;
+use super::part::{Outlets, Part, Share, WAIT, utc_now};
+use super::source::{By, Observe, Source};
 use super::{Account, Levels, RuleLine};
-use crate::capture::copy;
 use crate::failure::Failure;
 
-/// How long a live source is waited for between two looks at signals and flows.
-const WAIT: Duration = Duration::from_millis(50);
-/// Packets of a file between two looks at signals and flows.
-const STRIDE: usize = 4096;
-/// Flows that are looked at after each stride.
-const SWEEP: usize = 8192;
-/// Curves that are kept.
-const CURVES: usize = 32;
 /// Events that are kept for the account.
 const EVENTS: usize = 1000;
 /// Of mirrored packets.
 const SNAP: u32 = 65_535;
 
-/// Captures at hand.
+/// Where a flow is: in which part, and in its table. What is shown first comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    at: usize,
+    part: usize,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.part, self.at)
+    }
+}
+
+/// Where packets come from.
 enum Input {
     File(Box<Reader>, Vec<u8>),
-    Live(PacketSocket),
+    /// A socket for each part.
+    Live(Vec<PacketSocket>),
     Node(Node),
-    Over,
 }
 
 /// A monitor at work.
 pub struct Engine {
     name: String,
     input: Input,
-    table: Table,
-    config: Config,
-    curves: Option<HashMap<usize, Curve>>,
-    mirror: Option<Writer<BufWriter<File>>>,
-    control: Option<(UdpSocket, SocketAddr)>,
+    /// At least one.
+    parts: Vec<Part>,
+    outlets: Outlets,
     keep: bool,
     events: VecDeque<Event>,
     left_out: u64,
     trouble: Option<String>,
-    dropped: Option<u64>,
-    backlog_ns: Option<i64>,
-    unknown_link: Option<i32>,
-    /// Messages that could not be sent.
-    control_failed: u64,
-    mirror_failed: Option<io::Error>,
 }
 
 /// TAI less UTC by the kernel, seconds.
@@ -74,54 +71,47 @@ pub fn kernel_tai_offset() -> i64 {
     (tai - utc + 500_000_000).div_euclid(1_000_000_000)
 }
 
-fn utc_now() -> i64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, |since| {
-        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
-    })
-}
-
 impl Engine {
     /// Opens the source.
     pub fn new(source: &Source, observe: &Observe, document: Document) -> Result<Self, Failure> {
         let name = source.name();
-        let (input, offset) = match (&source.read, &source.interface) {
-            (Some(path), _) => (Input::file(path)?, observe.tai_offset.unwrap_or(37)),
-            (None, Some(interface)) => {
-                let socket = PacketSocket::open(interface, source.ring as usize, source.outgoing)
-                    .map_err(|error| Failure::Other(error.to_string()))?;
-                let offset = observe.tai_offset.unwrap_or_else(kernel_tai_offset);
-                (Input::Live(socket), offset)
-            }
-            (None, None) => {
-                let offset = observe.tai_offset.unwrap_or_else(kernel_tai_offset);
-                (Input::Node(Node::open(source)?), offset)
-            }
+        let input = match (&source.read, &source.interface) {
+            (Some(path), _) => Input::file(path)?,
+            (None, Some(interface)) => Input::Live(sockets(interface, source, observe.by)?),
+            (None, None) => Input::Node(Node::open(source)?),
         };
-        let config = observe.config(offset);
+        let count = match &input {
+            Input::Live(sockets) => sockets.len(),
+            _ => 1,
+        };
+        let usual = match source.is_live() {
+            true => kernel_tai_offset(),
+            false => 37,
+        };
+        let mut config = observe.config(observe.tai_offset.unwrap_or(usual));
+        config.capacity = config.capacity.div_ceil(count);
+        config.histograms = config.histograms.div_ceil(count);
+        let part = |_| {
+            let table = Table::new(config, document.clone());
+            Part::new(&name, source.is_live(), table, config)
+        };
         Ok(Self {
-            name,
-            dropped: source.is_live().then_some(0),
             input,
-            table: Table::new(config, document),
-            config,
-            curves: None,
-            mirror: None,
-            control: None,
+            parts: (0..count).map(part).collect(),
+            name,
+            outlets: Outlets::default(),
             keep: true,
             events: VecDeque::new(),
             left_out: 0,
             trouble: None,
-            backlog_ns: None,
-            unknown_link: None,
-            control_failed: 0,
-            mirror_failed: None,
         })
     }
 
     /// Whether curves are kept.
     pub fn curves(&mut self, keep: bool) {
-        self.curves = keep.then(HashMap::new);
+        for part in &mut self.parts {
+            part.curves = keep.then(Default::default);
+        }
     }
 
     /// Whether events are kept for the account.
@@ -131,17 +121,13 @@ impl Engine {
 
     /// Where rules mirror to.
     pub fn mirror(&mut self, path: Option<&Path>) -> Result<(), Failure> {
-        if path.is_none() {
+        let Some(path) = path else {
             return self.needs(Action::Mirror, "--mirror FILE");
-        }
-        if let Some(path) = path {
-            let writer = File::create(path)
-                .and_then(|file| Writer::new(BufWriter::new(file), SNAP))
-                .map_err(|error| {
-                    Failure::Other(format!("cannot write {}: {error}", path.display()))
-                })?;
-            self.mirror = Some(writer);
-        }
+        };
+        let writer = File::create(path)
+            .and_then(|file| Writer::new(BufWriter::new(file), SNAP))
+            .map_err(|error| Failure::Other(format!("cannot write {}: {error}", path.display())))?;
+        self.outlets.mirror(writer);
         Ok(())
     }
 
@@ -154,13 +140,13 @@ impl Engine {
         let socket = UdpSocket::bind(any)
             .and_then(|socket| socket.set_nonblocking(true).map(|()| socket))
             .map_err(Failure::io("open a socket for control messages"))?;
-        self.control = Some((socket, to));
+        self.outlets.control(socket, to);
         Ok(())
     }
 
     /// Refuses rules that do what nothing was named for.
     fn needs(&self, action: Action, option: &str) -> Result<(), Failure> {
-        let rules = &self.table.document().rules;
+        let rules = &self.document().rules;
         match rules.iter().find(|rule| rule.actions.contains(&action)) {
             None => Ok(()),
             Some(rule) => Err(Failure::Other(format!(
@@ -172,35 +158,81 @@ impl Engine {
     }
 
     /// Puts other rules in force, if they do nothing that has no target.
-    pub fn replace(&mut self, document: Document) {
-        let missing = |action, there: bool| {
-            !there
-                && document
-                    .rules
-                    .iter()
-                    .any(|rule| rule.actions.contains(&action))
-        };
-        if missing(Action::Mirror, self.mirror.is_some())
-            || missing(Action::Control, self.control.is_some())
-        {
+    pub fn replace(&mut self, document: &Document) {
+        let mut actions = document.rules.iter().flat_map(|rule| &rule.actions);
+        if actions.any(|action| !self.outlets.has(*action)) {
             eprintln!(
                 "takt: the changed rules mirror or control, and no --mirror or --control is given: the old ones stay"
             );
             return;
         }
-        self.table.replace_document(document);
+        for part in &mut self.parts {
+            part.table.replace_document(document.clone());
+        }
     }
 
-    /// The flows.
-    pub fn table(&self) -> &Table {
-        &self.table
+    fn tables(&self) -> impl Iterator<Item = &Table> {
+        self.parts.iter().map(|part| &part.table)
+    }
+
+    /// What flows are to keep to: the same in all parts.
+    pub fn document(&self) -> &Document {
+        self.parts[0].table.document()
+    }
+
+    /// The specification of a flow.
+    pub fn spec(&self, flow: &Flow) -> Option<&Spec> {
+        self.document().specs.get(usize::from(flow.spec?))
+    }
+
+    /// A flow by its place.
+    pub fn flow(&self, place: Place) -> &Flow {
+        &self.parts[place.part].table.flows()[place.at]
+    }
+
+    /// All flows, in no order that lasts.
+    pub fn flows(&self) -> impl Iterator<Item = &Flow> {
+        self.tables().flat_map(Table::flows)
+    }
+
+    /// How many flows there are.
+    pub fn flow_count(&self) -> usize {
+        self.tables().map(|table| table.flows().len()).sum()
+    }
+
+    /// What was counted beside the flows.
+    pub fn counters(&self) -> Counters {
+        self.tables().map(Table::counters).sum()
+    }
+
+    /// How many flows are green, yellow and red.
+    pub fn levels(&self) -> [usize; 3] {
+        self.tables().map(Table::levels).fold([0; 3], |sum, more| {
+            [sum[0] + more[0], sum[1] + more[1], sum[2] + more[2]]
+        })
+    }
+
+    /// Rules over all flows, in the document's order.
+    pub fn rules(&self) -> Vec<(&str, RuleCount)> {
+        let mut rules: Vec<_> = self.parts[0].table.rules().collect();
+        for table in self.tables().skip(1) {
+            for (sum, (_, more)) in rules.iter_mut().zip(table.rules()) {
+                sum.1.begun += more.begun;
+                sum.1.active += more.active;
+            }
+        }
+        rules
     }
 
     /// Curves by the flows' places.
-    pub fn drawn(&self) -> Vec<(usize, &Curve)> {
-        let curves = self.curves.iter().flatten();
-        let mut curves: Vec<_> = curves.map(|(at, curve)| (*at, curve)).collect();
-        curves.sort_by_key(|(at, _)| *at);
+    pub fn drawn(&self) -> Vec<(Place, &Curve)> {
+        let parts = self.parts.iter().enumerate();
+        let curves = parts.flat_map(|(part, of)| {
+            let curves = of.curves.iter().flatten();
+            curves.map(move |(at, curve)| (Place { part, at: *at }, curve))
+        });
+        let mut curves: Vec<_> = curves.collect();
+        curves.sort_by_key(|(place, _)| *place);
         curves
     }
 
@@ -222,9 +254,13 @@ impl Engine {
         }
     }
 
-    /// What the kernel dropped, and how far behind the monitor is.
+    /// What was dropped, and how far behind the last part is.
     pub fn backlog(&self) -> (Option<u64>, Option<i64>) {
-        (self.dropped, self.backlog_ns)
+        let shares = || self.parts.iter().map(Part::share);
+        let dropped = shares()
+            .filter_map(|share| share.dropped)
+            .reduce(|a, b| a + b);
+        (dropped, shares().filter_map(|share| share.backlog_ns).max())
     }
 
     /// Events since the last call, where they are not kept.
@@ -234,186 +270,66 @@ impl Engine {
 
     /// Takes some packets. False at the end of a file.
     pub fn step(&mut self) -> Result<bool, Failure> {
-        let mut input = std::mem::replace(&mut self.input, Input::Over);
-        let goes_on = match &mut input {
-            Input::File(reader, packet) => self.read(reader, packet),
-            Input::Live(socket) => self.receive(socket)?,
-            Input::Node(node) => self.copies(node)?,
-            Input::Over => false,
+        let outlets = &self.outlets;
+        let goes_on = match (&mut self.input, &mut self.parts[..]) {
+            (Input::File(reader, packet), [part, ..]) => part.read(reader, packet, outlets),
+            (Input::Node(node), [part, ..]) => part.copies(node, outlets).map(|()| true)?,
+            (Input::Live(sockets), [part]) => {
+                part.receive(&mut sockets[0], outlets).map(|()| true)?
+            }
+            (Input::Live(sockets), parts) => {
+                let end = Instant::now() + WAIT;
+                thread::scope(|scope| {
+                    let both = parts.iter_mut().zip(sockets);
+                    let running: Vec<_> = both
+                        .map(|(part, socket)| {
+                            scope.spawn(move || part.receive_until(end, socket, outlets))
+                        })
+                        .collect();
+                    running.into_iter().try_for_each(|running| {
+                        let received = running.join();
+                        received.unwrap_or_else(|why| std::panic::resume_unwind(why))
+                    })
+                })
+                .map(|()| true)?
+            }
+            (_, []) => false,
         };
-        self.input = input;
-        if goes_on && let Some(now) = self.table.latest_ns() {
-            let now = match self.input {
-                Input::Live(_) | Input::Node(_) => utc_now() + self.config.tai_offset_ns,
-                _ => now,
-            };
-            self.table.sweep(now, SWEEP);
-            self.act();
-        }
+        self.gather();
         Ok(goes_on)
     }
 
-    fn read(&mut self, reader: &mut Reader, packet: &mut Vec<u8>) -> bool {
-        for _ in 0..STRIDE {
-            match reader.next(packet) {
-                Ok(Some(meta)) => self.take(&meta, packet),
-                Ok(None) => return false,
-                Err(error) => {
-                    self.trouble = Some(format!("{}: {error}", self.name));
-                    return false;
-                }
-            }
+    /// Keeps what has happened, in the order of time.
+    fn gather(&mut self) {
+        let parts = self.parts.iter_mut();
+        let mut events: Vec<_> = parts.flat_map(|part| part.events.drain(..)).collect();
+        if self.parts.len() > 1 {
+            events.sort_by_key(|event| event.at_ns);
         }
-        true
-    }
-
-    fn receive(&mut self, socket: &mut PacketSocket) -> Result<bool, Failure> {
-        let mut last = None;
-        let taken = socket
-            .take(WAIT.as_millis() as u32, |meta, bytes| {
-                last = Some(meta.utc_ns);
-                self.take(meta, bytes);
-            })
-            .map_err(|error| match error.raw_os_error() {
-                Some(_) => Failure::Other(format!(
-                    "cannot capture on {}: {error}; was it taken down or removed?",
-                    self.name
-                )),
-                None => Failure::io("capture")(error),
-            })?;
-        if taken > 0 {
-            self.backlog_ns = last.map(|last| (utc_now() - last).max(0));
-        } else {
-            self.backlog_ns = Some(0);
-        }
-        if let Ok(statistics) = socket.statistics() {
-            let dropped = self.dropped.get_or_insert(0);
-            *dropped += u64::from(statistics.drops);
-        }
-        Ok(true)
-    }
-
-    /// Takes what the daemon has copied.
-    fn copies(&mut self, node: &Node) -> Result<bool, Failure> {
-        match node.take(WAIT)? {
-            Waited::Nothing => self.backlog_ns = Some(0),
-            Waited::Copies(packets, lost) => {
-                self.dropped = Some(lost);
-                let last = packets.last().map(|packet| packet.tai_ns);
-                for packet in &packets {
-                    self.take_copy(packet);
-                }
-                let now = utc_now() + self.config.tai_offset_ns;
-                self.backlog_ns = Some(last.map_or(0, |last| (now - last).max(0)));
-            }
-        }
-        Ok(true)
-    }
-
-    fn take_copy(&mut self, packet: &CapturedPacket) {
-        let (now_ns, bytes) = (packet.tai_ns, &packet.packet[..]);
-        let taken = match packet.frame {
-            true => (self.table).take(now_ns, LinkType::Ethernet, bytes, packet.length),
-            false => (self.table).take_copy(now_ns, node::way(packet), bytes, packet.length),
-        };
-        let Ok(seen) = taken else { return };
-        let offset_ns = self.config.tai_offset_ns;
-        self.seen(seen, now_ns, |writer| {
-            copy::write(writer, packet, offset_ns)
-        });
-    }
-
-    fn take(&mut self, meta: &Meta, bytes: &[u8]) {
-        let Some(link) = LinkType::from_number(meta.link_type) else {
-            self.unknown_link = Some(meta.link_type);
-            return;
-        };
-        let now_ns = meta.utc_ns.saturating_add(self.config.tai_offset_ns);
-        if let Ok(seen) = self.table.take(now_ns, link, bytes, meta.length) {
-            self.seen(seen, now_ns, |writer| writer.packet(meta, bytes));
-        }
-    }
-
-    /// Does what is to be done with a packet that the table has taken; `mirror` writes it.
-    fn seen(
-        &mut self,
-        seen: Seen,
-        now_ns: i64,
-        mirror: impl FnOnce(&mut Writer<BufWriter<File>>) -> io::Result<()>,
-    ) {
-        if seen.mirror
-            && let Some(writer) = &mut self.mirror
-            && let Err(error) = mirror(writer)
-        {
-            self.mirror_failed.get_or_insert(error);
-            self.mirror = None;
-        }
-        if let (Some(curves), Some(at)) = (&mut self.curves, seen.flow)
-            && let Some(flow) = self.table.flow(at)
-            && let Some(delay) = flow.last_delay_ns()
-        {
-            let declared = flow.spec.is_some();
-            let room = curves.len() < if declared { CURVES } else { CURVES / 2 };
-            if room || curves.contains_key(&at) {
-                let curve = curves.entry(at).or_insert_with(|| Curve::new(now_ns));
-                curve.take(now_ns, delay, flow.level());
-            }
-        }
-        if self.table.has_events() {
-            self.act();
-        }
-    }
-
-    /// Does what rules ask for, and keeps what happened.
-    fn act(&mut self) {
-        let events: Vec<Event> = self.table.take_events().collect();
         for event in events {
-            let wanted = |action| match &event.what {
-                What::Level { .. } => action == Action::Event,
-                What::Rule { index, .. } => {
-                    let rule = self.table.document().rules.get(*index);
-                    rule.is_some_and(|rule| rule.actions.contains(&action))
+            if self.events.len() >= EVENTS {
+                self.left_out += 1;
+                if self.keep {
+                    self.events.pop_front();
+                } else {
+                    continue;
                 }
-            };
-            if wanted(Action::Control)
-                && let Some((socket, to)) = &self.control
-            {
-                let sent = serde_json::to_vec(&event)
-                    .map_err(io::Error::other)
-                    .and_then(|message| socket.send_to(&message, to));
-                self.control_failed += u64::from(sent.is_err());
             }
-            if wanted(Action::Event) {
-                if self.events.len() >= EVENTS {
-                    self.left_out += 1;
-                    if self.keep {
-                        self.events.pop_front();
-                    } else {
-                        continue;
-                    }
-                }
-                self.events.push_back(event);
-            }
+            self.events.push_back(event);
         }
     }
 
     /// Ends what is being written, and says what went wrong meanwhile.
     pub fn finish(&mut self) -> Result<(), Failure> {
-        if let Some(writer) = &mut self.mirror
-            && let Err(error) = writer.flush()
-        {
-            self.mirror_failed.get_or_insert(error);
+        self.trouble = self.parts.iter().find_map(|part| part.trouble.clone());
+        if let Some(failed) = self.outlets.finish() {
+            self.trouble = Some(failed);
         }
-        if let Some(error) = &self.mirror_failed {
-            self.trouble = Some(format!("cannot write mirrored packets: {error}"));
+        let failed = self.outlets.control_failed();
+        if failed > 0 {
+            eprintln!("takt: {failed} control messages could not be sent");
         }
-        if self.control_failed > 0 {
-            eprintln!(
-                "takt: {} control messages could not be sent",
-                self.control_failed
-            );
-        }
-        if let Some(link) = self.unknown_link {
+        if let Some(link) = self.parts.iter().find_map(|part| part.unknown_link) {
             let text = format!(
                 "{}: packets of link type {link} were left out: Ethernet (1), IP (101), Linux cooked (113, 276) and \
                  loopback (0) are read",
@@ -425,13 +341,16 @@ impl Engine {
     }
 
     /// Places of all flows, the worst first.
-    pub fn order(&self) -> Vec<usize> {
-        let flows = self.table.flows();
-        let mut order: Vec<usize> = (0..flows.len()).collect();
+    pub fn order(&self) -> Vec<Place> {
+        let parts = self.parts.iter().enumerate();
+        let places = parts.flat_map(|(part, of)| {
+            let flows = 0..of.table.flows().len();
+            flows.map(move |at| Place { part, at })
+        });
+        let mut order: Vec<Place> = places.collect();
         order.sort_by(|one, other| {
-            let (one, other) = (&flows[*one], &flows[*other]);
-            let key =
-                |flow: &takt_health::flow::Flow| (flow.level(), flow.spec.is_some(), flow.packets);
+            let (one, other) = (self.flow(*one), self.flow(*other));
+            let key = |flow: &Flow| (flow.level(), flow.spec.is_some(), flow.packets);
             key(other).cmp(&key(one)).then(one.key.cmp(&other.key))
         });
         order
@@ -439,20 +358,23 @@ impl Engine {
 
     /// Everything that was seen.
     pub fn account(&self) -> Account {
-        let [green, yellow, red] = self.table.levels();
-        let flows = self.order().into_iter().map(|at| {
-            let flow = &self.table.flows()[at];
-            flow.report(self.table.spec(flow))
+        let [green, yellow, red] = self.levels();
+        let (dropped, backlog_ns) = self.backlog();
+        let flows = self.order().into_iter().map(|place| {
+            let flow = self.flow(place);
+            flow.report(self.spec(flow))
         });
+        let shares: Vec<Share> = self.parts.iter().map(Part::share).collect();
         Account {
             source: self.name.clone(),
-            packets: self.table.counters(),
-            dropped: self.dropped,
-            backlog_ns: self.backlog_ns,
+            packets: self.counters(),
+            dropped,
+            backlog_ns,
+            threads: shares,
             levels: Levels { green, yellow, red },
             rules: self
-                .table
                 .rules()
+                .into_iter()
                 .map(|(rule, count)| RuleLine {
                     rule: rule.to_owned(),
                     begun: count.begun,
@@ -470,6 +392,23 @@ impl Engine {
     pub fn events(&self) -> impl DoubleEndedIterator<Item = &Event> {
         self.events.iter()
     }
+}
+
+/// Sockets that share an interface's packets.
+fn sockets(interface: &str, source: &Source, by: By) -> Result<Vec<PacketSocket>, Failure> {
+    let ring = source.ring as usize;
+    let sockets = match source.threads {
+        1 => PacketSocket::open(interface, ring, source.outgoing).map(|socket| vec![socket]),
+        threads => {
+            let spread = match by {
+                By::Tuple => Spread::Tuples,
+                By::Stream => Spread::Destinations,
+            };
+            let among = (threads.into(), spread);
+            PacketSocket::open_several(interface, ring, source.outgoing, among)
+        }
+    };
+    sockets.map_err(|error| Failure::Other(error.to_string()))
 }
 
 impl Input {

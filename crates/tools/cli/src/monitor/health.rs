@@ -211,7 +211,7 @@ impl Learn {
         let mut text = String::new();
         let mut names = 0;
         for at in engine.order() {
-            let flow = &engine.table().flows()[at];
+            let flow = engine.flow(at);
             let carrier = matches!(flow.stamp, takt_health::stamp::Stamp::Takt)
                 && flow.key.addresses().is_some();
             if carrier {

@@ -27,7 +27,7 @@ fn escaped(text: &str) -> String {
 /// The exposition.
 pub fn text(engine: &Engine) -> String {
     let mut out = String::new();
-    let counters = engine.table().counters();
+    let counters = engine.counters();
     let (dropped, backlog) = engine.backlog();
     for (name, help, value) in [
         ("packets", "Packets taken", counters.packets),
@@ -67,11 +67,11 @@ pub fn text(engine: &Engine) -> String {
          takt_health_backlog_seconds {behind}"
     );
     let _ = writeln!(out, "# TYPE takt_health_flows gauge");
-    for (level, count) in Level::ALL.iter().zip(engine.table().levels()) {
+    for (level, count) in Level::ALL.iter().zip(engine.levels()) {
         let _ = writeln!(out, "takt_health_flows{{level=\"{level}\"}} {count}");
     }
     let metric = |rule: &str| {
-        let rules = engine.table().document().rules.iter();
+        let rules = engine.document().rules.iter();
         rules.into_iter().any(|known| {
             known.name == rule && known.actions.contains(&takt_health::rule::Action::Metric)
         })
@@ -79,7 +79,7 @@ pub fn text(engine: &Engine) -> String {
     for (name, kind) in [("begun_total", "counter"), ("active", "gauge")] {
         let family = name.trim_end_matches("_total");
         let _ = writeln!(out, "# TYPE takt_health_rule_{family} {kind}");
-        for (rule, count) in engine.table().rules().filter(|(rule, _)| metric(rule)) {
+        for (rule, count) in engine.rules().into_iter().filter(|(rule, _)| metric(rule)) {
             let value = if kind == "counter" {
                 count.begun
             } else {
@@ -93,11 +93,9 @@ pub fn text(engine: &Engine) -> String {
         }
     }
     let declared: Vec<FlowReport> = engine
-        .table()
         .flows()
-        .iter()
         .filter(|flow| flow.spec.is_some())
-        .map(|flow| flow.report(engine.table().spec(flow)))
+        .map(|flow| flow.report(engine.spec(flow)))
         .collect();
     type Read = fn(&FlowReport) -> Option<f64>;
     let families: [(&str, &str, Read); 8] = [

@@ -22,13 +22,6 @@ pub struct Node {
     answers: Receiver<Result<CaptureResponse, Failure>>,
 }
 
-/// What became of a wait.
-pub enum Waited {
-    /// Copies, which may be none, and how many were left out since the beginning.
-    Copies(Vec<CapturedPacket>, u64),
-    Nothing,
-}
-
 impl Node {
     /// Has the daemon copy; from when this returns on, it does.
     pub fn open(source: &Source) -> Result<Self, Failure> {
@@ -59,11 +52,11 @@ impl Node {
         }
     }
 
-    /// The next copies, if there are some within this time.
-    pub fn take(&self, within: Duration) -> Result<Waited, Failure> {
+    /// The next copies, and how many were left out since the beginning, if they come within this time.
+    pub fn take(&self, within: Duration) -> Result<Option<(Vec<CapturedPacket>, u64)>, Failure> {
         match self.answers.recv_timeout(within) {
-            Ok(answer) => answer.map(|answer| Waited::Copies(answer.packets, answer.lost)),
-            Err(RecvTimeoutError::Timeout) => Ok(Waited::Nothing),
+            Ok(answer) => answer.map(|answer| Some((answer.packets, answer.lost))),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => Err(over()),
         }
     }

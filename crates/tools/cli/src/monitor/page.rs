@@ -121,23 +121,22 @@ fn flows(engine: &Engine) -> String {
     );
     let drawn = engine.drawn();
     for (at, curve) in &drawn {
-        if let Some(flow) = engine.table().flow(*at) {
-            let spec = engine.table().spec(flow);
-            let name = spec.map_or_else(|| flow.key.to_string(), |spec| spec.name.clone());
-            let limit = spec.and_then(|spec| spec.max_delay_ns);
-            let by = if flow.is_stamped() {
-                "one-way delay by the packets' stamps"
-            } else {
-                "delay beyond the earliest beats"
-            };
-            let _ = write!(
-                page,
-                "<h2 id=\"flow-{at}\">{}</h2>\n<p>{}: {by}</p>\n",
-                escaped(&name),
-                escaped(&flow.key.to_string())
-            );
-            page.push_str(&plot(curve, limit));
-        }
+        let flow = engine.flow(*at);
+        let spec = engine.spec(flow);
+        let name = spec.map_or_else(|| flow.key.to_string(), |spec| spec.name.clone());
+        let limit = spec.and_then(|spec| spec.max_delay_ns);
+        let by = if flow.is_stamped() {
+            "one-way delay by the packets' stamps"
+        } else {
+            "delay beyond the earliest beats"
+        };
+        let _ = write!(
+            page,
+            "<h2 id=\"flow-{at}\">{}</h2>\n<p>{}: {by}</p>\n",
+            escaped(&name),
+            escaped(&flow.key.to_string())
+        );
+        page.push_str(&plot(curve, limit));
     }
     let events = text::events(engine, 200);
     if !events.is_empty() {
@@ -154,8 +153,8 @@ fn flows(engine: &Engine) -> String {
     );
     let order = engine.order();
     for at in order.iter().take(FLOWS) {
-        let flow = &engine.table().flows()[*at];
-        let report = flow.report(engine.table().spec(flow));
+        let flow = engine.flow(*at);
+        let report = flow.report(engine.spec(flow));
         let (delay, gap) = (report.delay.as_ref(), report.gap.as_ref());
         let number = |value: Option<u64>| value.map_or("–".into(), |value| value.to_string());
         let name = match &report.spec {

@@ -76,7 +76,7 @@ fn picture<'a>(interface: &str, engine: &Engine, height: u16) -> Text<'a> {
     let events = text::events(engine, 4);
     let room = usize::from(height).saturating_sub(lines.len() + events.len() + 2);
     for at in engine.order().into_iter().take(room) {
-        let flow = &engine.table().flows()[at];
+        let flow = engine.flow(at);
         let cells = text::row(engine, flow);
         lines.push(Line::styled(
             text::line(&cells),

@@ -64,7 +64,7 @@ fn sparkline(flow: &Flow) -> String {
 
 /// The cells of a flow.
 pub fn row(engine: &Engine, flow: &Flow) -> [String; 7] {
-    let spec = engine.table().spec(flow);
+    let spec = engine.spec(flow);
     let report = flow.report(spec);
     let name = match spec {
         Some(spec) => spec.name.clone(),
@@ -101,13 +101,13 @@ pub fn line(cells: &[String; 7]) -> String {
 
 /// What stands above the table.
 pub fn heading(engine: &Engine) -> String {
-    let counters = engine.table().counters();
-    let [green, yellow, red] = engine.table().levels();
+    let counters = engine.counters();
+    let [green, yellow, red] = engine.levels();
     let mut text = format!(
         "{}: {} packets, {} flows: {red} red, {yellow} yellow, {green} green",
         engine.name(),
         counters.packets,
-        engine.table().flows().len()
+        engine.flow_count()
     );
     let (dropped, backlog) = engine.backlog();
     for (what, value) in [
@@ -173,7 +173,7 @@ pub fn table(engine: &Engine, top: usize) -> String {
     lines.push(line(&COLUMNS.map(str::to_owned)));
     let order = engine.order();
     for at in order.iter().take(top) {
-        lines.push(line(&row(engine, &engine.table().flows()[*at])));
+        lines.push(line(&row(engine, engine.flow(*at))));
     }
     if order.len() > top {
         lines.push(format!(
@@ -182,7 +182,7 @@ pub fn table(engine: &Engine, top: usize) -> String {
             order.len()
         ));
     }
-    for (rule, count) in engine.table().rules() {
+    for (rule, count) in engine.rules() {
         if count.begun > 0 {
             lines.push(format!(
                 "rule {rule}: began {} times, holds for {} flows",
@@ -207,8 +207,8 @@ pub fn csv(engine: &Engine) -> String {
         value.map_or(String::new(), |value| value.to_string())
     }
     for at in engine.order() {
-        let flow = &engine.table().flows()[at];
-        let report = flow.report(engine.table().spec(flow));
+        let flow = engine.flow(at);
+        let report = flow.report(engine.spec(flow));
         let (delay, gap) = (report.delay.as_ref(), report.gap.as_ref());
         let cells = [
             report.flow.clone(),

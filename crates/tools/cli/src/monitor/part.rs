@@ -1,0 +1,311 @@
+//! The flows of a source or of one thread's share of it, and what is done with their packets.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufWriter};
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::Serialize;
+use takt_capture::Meta;
+use takt_capture::file::Reader;
+use takt_capture::pcapng::Writer;
+use takt_capture::socket::PacketSocket;
+use takt_health::packet::LinkType;
+use takt_health::rule::Action;
+use takt_health::table::{Config, Event, Seen, Table, What};
+use taktd::admin::proto::CapturedPacket;
+
+use super::curve::Curve;
+use super::node::{self, Node};
+use crate::capture::copy;
+use crate::failure::Failure;
+
+/// How long a live source is waited for between two looks at signals and flows.
+pub const WAIT: Duration = Duration::from_millis(50);
+/// Packets of a file between two looks at signals and flows.
+const STRIDE: usize = 4096;
+/// Flows that are looked at after each stride.
+const SWEEP: usize = 8192;
+/// Curves that are kept.
+const CURVES: usize = 32;
+
+/// Where rules send what they are to send; threads share it.
+#[derive(Default)]
+pub struct Outlets {
+    mirror: Option<Mutex<Mirror>>,
+    control: Option<(UdpSocket, SocketAddr)>,
+    /// Messages that could not be sent.
+    control_failed: AtomicU64,
+}
+
+/// A file, or why it is none any more.
+type Mirror = Result<Writer<BufWriter<File>>, io::Error>;
+
+impl Outlets {
+    /// Packets go to this file.
+    pub fn mirror(&mut self, writer: Writer<BufWriter<File>>) {
+        self.mirror = Some(Mutex::new(Ok(writer)));
+    }
+
+    /// Messages go to this address.
+    pub fn control(&mut self, socket: UdpSocket, to: SocketAddr) {
+        self.control = Some((socket, to));
+    }
+
+    /// Whether there is one for this.
+    pub fn has(&self, action: Action) -> bool {
+        match action {
+            Action::Mirror => self.mirror.is_some(),
+            Action::Control => self.control.is_some(),
+            _ => true,
+        }
+    }
+
+    /// Messages that could not be sent.
+    pub fn control_failed(&self) -> u64 {
+        self.control_failed.load(Ordering::Relaxed)
+    }
+
+    fn send(&self, event: &Event) {
+        if let Some((socket, to)) = &self.control {
+            let sent = serde_json::to_vec(event)
+                .map_err(io::Error::other)
+                .and_then(|message| socket.send_to(&message, to));
+            self.control_failed
+                .fetch_add(sent.is_err().into(), Ordering::Relaxed);
+        }
+    }
+
+    fn write(&self, write: impl FnOnce(&mut Writer<BufWriter<File>>) -> io::Result<()>) {
+        if let Some(mirror) = &self.mirror {
+            let mut mirror = mirror.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Ok(writer) = &mut *mirror
+                && let Err(error) = write(writer)
+            {
+                *mirror = Err(error);
+            }
+        }
+    }
+
+    /// Why packets were not written.
+    pub fn finish(&self) -> Option<String> {
+        self.write(Writer::flush);
+        let mirror = self.mirror.as_ref()?.lock();
+        match &*mirror.unwrap_or_else(PoisonError::into_inner) {
+            Err(error) => Some(format!("cannot write mirrored packets: {error}")),
+            Ok(_) => None,
+        }
+    }
+}
+
+/// What a part has taken.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Share {
+    pub packets: u64,
+    /// Packets that came faster than they were taken, and were dropped by the kernel or not copied by the node; none for files.
+    pub dropped: Option<u64>,
+    /// How long after its reception the last packet was taken, nanoseconds; none for files.
+    pub backlog_ns: Option<i64>,
+}
+
+/// A part at work.
+pub struct Part {
+    name: String,
+    pub table: Table,
+    config: Config,
+    pub curves: Option<HashMap<usize, Curve>>,
+    /// Since they were taken.
+    pub events: Vec<Event>,
+    /// Why the source ended early.
+    pub trouble: Option<String>,
+    dropped: Option<u64>,
+    backlog_ns: Option<i64>,
+    pub unknown_link: Option<i32>,
+}
+
+pub fn utc_now() -> i64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+    })
+}
+
+impl Part {
+    pub fn new(name: &str, is_live: bool, table: Table, config: Config) -> Self {
+        Self {
+            name: name.to_owned(),
+            dropped: is_live.then_some(0),
+            table,
+            config,
+            curves: None,
+            events: Vec::new(),
+            trouble: None,
+            backlog_ns: None,
+            unknown_link: None,
+        }
+    }
+
+    /// What it has taken.
+    pub fn share(&self) -> Share {
+        Share {
+            packets: self.table.counters().packets,
+            dropped: self.dropped,
+            backlog_ns: self.backlog_ns,
+        }
+    }
+
+    /// Takes some packets of a file. False at its end.
+    pub fn read(&mut self, reader: &mut Reader, packet: &mut Vec<u8>, outlets: &Outlets) -> bool {
+        for _ in 0..STRIDE {
+            match reader.next(packet) {
+                Ok(Some(meta)) => self.take(&meta, packet, outlets),
+                Ok(None) => return false,
+                Err(error) => {
+                    self.trouble = Some(format!("{}: {error}", self.name));
+                    return false;
+                }
+            }
+        }
+        if let Some(now) = self.table.latest_ns() {
+            self.look(now, outlets);
+        }
+        true
+    }
+
+    /// Takes what comes to a socket, waiting for some.
+    pub fn receive(&mut self, socket: &mut PacketSocket, outlets: &Outlets) -> Result<(), Failure> {
+        let mut last = None;
+        socket
+            .take(WAIT.as_millis() as u32, |meta, bytes| {
+                last = Some(meta.utc_ns);
+                self.take(meta, bytes, outlets);
+            })
+            .map_err(|error| match error.raw_os_error() {
+                Some(_) => Failure::Other(format!(
+                    "cannot capture on {}: {error}; was it taken down or removed?",
+                    self.name
+                )),
+                None => Failure::io("capture")(error),
+            })?;
+        if let Ok(statistics) = socket.statistics() {
+            let dropped = self.dropped.get_or_insert(0);
+            *dropped += u64::from(statistics.drops);
+        }
+        self.took_until(last.map(|last| last + self.config.tai_offset_ns), outlets);
+        Ok(())
+    }
+
+    /// As [`receive`](Self::receive), until an instant.
+    pub fn receive_until(
+        &mut self,
+        end: Instant,
+        socket: &mut PacketSocket,
+        outlets: &Outlets,
+    ) -> Result<(), Failure> {
+        while Instant::now() < end {
+            self.receive(socket, outlets)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what the daemon has copied, waiting for some.
+    pub fn copies(&mut self, node: &Node, outlets: &Outlets) -> Result<(), Failure> {
+        let mut last = None;
+        if let Some((packets, lost)) = node.take(WAIT)? {
+            self.dropped = Some(lost);
+            last = packets.last().map(|packet| packet.tai_ns);
+            for packet in &packets {
+                self.take_copy(packet, outlets);
+            }
+        }
+        self.took_until(last, outlets);
+        Ok(())
+    }
+
+    /// Notes when the last packet came of those that were taken now, TAI, if any was.
+    fn took_until(&mut self, last_ns: Option<i64>, outlets: &Outlets) {
+        let now_ns = utc_now() + self.config.tai_offset_ns;
+        self.backlog_ns = Some(last_ns.map_or(0, |last| (now_ns - last).max(0)));
+        self.look(now_ns, outlets);
+    }
+
+    /// Looks after flows that have become silent.
+    fn look(&mut self, now_ns: i64, outlets: &Outlets) {
+        self.table.sweep(now_ns, SWEEP);
+        self.act(outlets);
+    }
+
+    fn take_copy(&mut self, packet: &CapturedPacket, outlets: &Outlets) {
+        let (now_ns, bytes) = (packet.tai_ns, &packet.packet[..]);
+        let taken = match packet.frame {
+            true => (self.table).take(now_ns, LinkType::Ethernet, bytes, packet.length),
+            false => (self.table).take_copy(now_ns, node::way(packet), bytes, packet.length),
+        };
+        let Ok(seen) = taken else { return };
+        let offset_ns = self.config.tai_offset_ns;
+        self.seen(seen, now_ns, outlets, |writer| {
+            copy::write(writer, packet, offset_ns)
+        });
+    }
+
+    fn take(&mut self, meta: &Meta, bytes: &[u8], outlets: &Outlets) {
+        let Some(link) = LinkType::from_number(meta.link_type) else {
+            self.unknown_link = Some(meta.link_type);
+            return;
+        };
+        let now_ns = meta.utc_ns.saturating_add(self.config.tai_offset_ns);
+        if let Ok(seen) = self.table.take(now_ns, link, bytes, meta.length) {
+            self.seen(seen, now_ns, outlets, |writer| writer.packet(meta, bytes));
+        }
+    }
+
+    /// Does what is to be done with a packet that the table has taken; `mirror` writes it.
+    fn seen(
+        &mut self,
+        seen: Seen,
+        now_ns: i64,
+        outlets: &Outlets,
+        mirror: impl FnOnce(&mut Writer<BufWriter<File>>) -> io::Result<()>,
+    ) {
+        if seen.mirror {
+            outlets.write(mirror);
+        }
+        if let (Some(curves), Some(at)) = (&mut self.curves, seen.flow)
+            && let Some(flow) = self.table.flow(at)
+            && let Some(delay) = flow.last_delay_ns()
+        {
+            let declared = flow.spec.is_some();
+            let room = curves.len() < if declared { CURVES } else { CURVES / 2 };
+            if room || curves.contains_key(&at) {
+                let curve = curves.entry(at).or_insert_with(|| Curve::new(now_ns));
+                curve.take(now_ns, delay, flow.level());
+            }
+        }
+        if self.table.has_events() {
+            self.act(outlets);
+        }
+    }
+
+    /// Does what rules ask for, and keeps what happened.
+    fn act(&mut self, outlets: &Outlets) {
+        let events: Vec<Event> = self.table.take_events().collect();
+        for event in events {
+            let wanted = |action| match &event.what {
+                What::Level { .. } => action == Action::Event,
+                What::Rule { index, .. } => {
+                    let rule = self.table.document().rules.get(*index);
+                    rule.is_some_and(|rule| rule.actions.contains(&action))
+                }
+            };
+            if wanted(Action::Control) {
+                outlets.send(&event);
+            }
+            if wanted(Action::Event) {
+                self.events.push(event);
+            }
+        }
+    }
+}
