@@ -7,10 +7,19 @@ use std::process::{Command, ExitCode, Stdio};
 
 /// Compiles `bpf/NAME.bpf.c` of the package to `NAME.bpf.o` in `OUT_DIR`; what is wrong is told to cargo.
 pub fn compile(name: &str) -> ExitCode {
+    compile_with(name, &[])
+}
+
+/// As [`compile`], for kernels with this version of the instruction set: `v3`.
+pub fn compile_for(name: &str, instructions: &str) -> ExitCode {
+    compile_with(name, &[format!("-mcpu={instructions}")])
+}
+
+fn compile_with(name: &str, options: &[String]) -> ExitCode {
     let source = format!("bpf/{name}.bpf.c");
     println!("cargo::rerun-if-changed={source}");
     println!("cargo::rerun-if-env-changed=CLANG");
-    match run(&source, name) {
+    match run(&source, name, options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             for line in message.lines() {
@@ -21,7 +30,7 @@ pub fn compile(name: &str) -> ExitCode {
     }
 }
 
-fn run(source: &str, name: &str) -> Result<(), String> {
+fn run(source: &str, name: &str, options: &[String]) -> Result<(), String> {
     let output = PathBuf::from(variable("OUT_DIR")?).join(format!("{name}.bpf.o"));
     let clang = find_clang().ok_or(
         "cannot find clang, which compiles the eBPF programs: `apt-get install clang libbpf-dev`, \
@@ -32,7 +41,8 @@ fn run(source: &str, name: &str) -> Result<(), String> {
         .args([
             "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-target", "bpf", "-c", source, "-o",
         ])
-        .arg(&output);
+        .arg(&output)
+        .args(options);
     // `linux/types.h` includes `asm/types.h`, which Debian's multiarch layout keeps in a directory
     // that clang does not search for the bpf target.
     let triplet = format!(

@@ -6,7 +6,8 @@
 //! Deciding what to do with a packet is the caller's work.
 //!
 //! [`frame`] combines them for a datapath's hot path. [`channel`] is Takt's own datagram between
-//! two runtimes, drawn bit by bit in `docs/reference/wire-format.md`.
+//! two runtimes, drawn bit by bit in `docs/reference/wire-format.md`, [`trailer`] what
+//! `takt stamp` puts behind packets of others.
 
 #![forbid(unsafe_code)]
 
@@ -18,6 +19,7 @@ pub mod frame;
 pub mod ip;
 pub mod ipv4;
 pub mod ipv6;
+pub mod trailer;
 pub mod udp;
 pub mod vlan;
 pub mod vxlan;

@@ -71,6 +71,8 @@ pub struct Packet<'a> {
     pub key: FlowKey,
     /// What is behind UDP's or SCTP's header, behind the IP header, or behind the EtherType; as much as was captured.
     pub payload: &'a [u8],
+    /// What is behind the IP packet: a trailer or padding.
+    pub behind: &'a [u8],
 }
 
 /// Finds the flow of captured bytes.
@@ -116,6 +118,7 @@ pub fn read(link: LinkType, bytes: &[u8], identify: Identify) -> Result<Packet<'
         _ => Ok(Packet {
             key: FlowKey::stream(destination, vlan, ether_type),
             payload: rest,
+            behind: &[],
         }),
     };
     match found {
@@ -123,6 +126,7 @@ pub fn read(link: LinkType, bytes: &[u8], identify: Identify) -> Result<Packet<'
         Err(Unreadable::Malformed(_)) if link == LinkType::Ethernet => Ok(Packet {
             key: FlowKey::stream(destination, vlan, ether_type),
             payload: &[],
+            behind: &[],
         }),
         found => found,
     }
@@ -155,12 +159,14 @@ fn ipv4(bytes: &[u8], short: Unreadable) -> Result<Packet<'_>, Unreadable> {
         total.min(bytes.len())
     };
     let body = bytes.get(length..end).ok_or(short)?;
+    let behind = &bytes[end..];
     let address = |at: usize| [header[at], header[at + 1], header[at + 2], header[at + 3]];
     let later_fragment = word(header, 6) & 0x1fff != 0;
     let (ports, payload) = transport(header[9], body, later_fragment, short)?;
     Ok(Packet {
         key: FlowKey::v4(header[9], address(12), address(16), ports),
         payload,
+        behind,
     })
 }
 
@@ -172,10 +178,9 @@ fn ipv6(bytes: &[u8], short: Unreadable) -> Result<Packet<'_>, Unreadable> {
     }
     let length = usize::from(word(header, 4));
     // 0 is a jumbogram (RFC 2675), or segmentation offload.
-    let mut body = if length == 0 {
-        body
-    } else {
-        &body[..length.min(body.len())]
+    let (mut body, behind) = match length {
+        0 => (body, &[][..]),
+        length => body.split_at(length.min(body.len())),
     };
     let (mut next, mut later_fragment) = (header[6], false);
     for _ in 0..MAX_EXTENSIONS {
@@ -205,6 +210,7 @@ fn ipv6(bytes: &[u8], short: Unreadable) -> Result<Packet<'_>, Unreadable> {
     Ok(Packet {
         key: FlowKey::v6(next, address(8), address(24), ports),
         payload,
+        behind,
     })
 }
 
@@ -249,6 +255,7 @@ mod tests {
         let packet = read(LinkType::Ethernet, &frame, Identify::Tuple).expect("a packet");
         assert_eq!(packet.key.to_string(), "udp 10.0.0.1:5000 > 10.0.0.2:5004");
         assert_eq!(packet.payload, [1, 2, 3, 4]);
+        assert_eq!(packet.behind, [0; 14]);
         let packet = read(LinkType::Raw, &frame[14..], Identify::Tuple).expect("a packet");
         assert_eq!(packet.key.ports(), Some((5000, 5004)));
     }

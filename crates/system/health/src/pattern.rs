@@ -12,9 +12,22 @@ use crate::key::{FlowKey, protocol_name};
 
 /// An address and a port, or any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Side {
-    address: Option<IpAddr>,
-    port: Option<u16>,
+pub struct Side {
+    /// The address.
+    pub address: Option<IpAddr>,
+    /// The port.
+    pub port: Option<u16>,
+}
+
+/// IP packets, as a pattern means them. What is `None` may be anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tuple {
+    /// By IANA's number.
+    pub protocol: Option<u8>,
+    /// From where.
+    pub source: Side,
+    /// To where.
+    pub destination: Side,
 }
 
 /// Which flows are meant.
@@ -27,11 +40,7 @@ pub struct Pattern {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     All,
-    Tuple {
-        protocol: Option<u8>,
-        source: Side,
-        destination: Side,
-    },
+    Tuple(Tuple),
     Stream {
         mac: Option<MacAddress>,
         vlan: Option<u16>,
@@ -86,7 +95,7 @@ fn read(text: &str) -> Result<What, String> {
                     .ok_or_else(|| format!("{vlan} is no VLAN (0 to 4094)"))?,
             ),
         }),
-        [protocol, source, ">", destination] => Ok(What::Tuple {
+        [protocol, source, ">", destination] => Ok(What::Tuple(Tuple {
             protocol: match protocol {
                 "ip" => None,
                 name => Some(
@@ -98,7 +107,7 @@ fn read(text: &str) -> Result<What, String> {
             },
             source: side(source)?,
             destination: side(destination)?,
-        }),
+        })),
         _ => Err("it has another form".into()),
     }
 }
@@ -156,6 +165,15 @@ impl Pattern {
         }
     }
 
+    /// Which IP packets are meant; `None`: flows that are told apart otherwise.
+    pub fn tuple(&self) -> Option<Tuple> {
+        match self.what {
+            What::All => Some(Tuple::default()),
+            What::Tuple(tuple) => Some(tuple),
+            What::Stream { .. } | What::Channel(_) => None,
+        }
+    }
+
     /// Whether a flow is meant.
     pub fn matches(&self, key: &FlowKey) -> bool {
         match self.what {
@@ -166,11 +184,11 @@ impl Pattern {
             What::Stream { mac, vlan } => key.mac().is_some_and(|at| {
                 mac.is_none_or(|mac| mac == at) && (vlan.is_none() || vlan == key.vlan())
             }),
-            What::Tuple {
+            What::Tuple(Tuple {
                 protocol,
                 source,
                 destination,
-            } => match (key.addresses(), key.ports()) {
+            }) => match (key.addresses(), key.ports()) {
                 (Some((from, to)), Some((from_port, to_port))) => {
                     protocol.is_none_or(|protocol| Some(protocol) == key.protocol())
                         && source.matches(from, from_port)

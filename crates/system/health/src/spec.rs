@@ -286,7 +286,7 @@ impl WrittenFlow {
         }
         spec.max_burst = self.max_burst;
         if let Some(name) = &self.stamp {
-            let why = "write rtp, avtp, takt, isochron, rtc-testbench, ptp@OFFSET (of 0 to 9000), none or auto";
+            let why = "write rtp, avtp, takt, isochron, rtc-testbench, trailer, ptp@OFFSET (of 0 to 9000), none or auto";
             spec.stamp = Stamp::from_name(name).ok_or_else(|| place.wrong("stamp", name, why))?;
         }
         if let Some(rate) = self.rtp_clock {

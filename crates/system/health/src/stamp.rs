@@ -5,6 +5,7 @@
 
 use takt_wire::channel::{ChannelError, DatagramHeader, Protection, Record};
 use takt_wire::ethernet::EtherType;
+use takt_wire::trailer::Trailer;
 
 use crate::key::{FlowKey, Kind};
 
@@ -37,6 +38,8 @@ pub enum Stamp {
         /// In bytes.
         offset: u16,
     },
+    /// The trailer that `takt stamp` puts behind IP packets: a number of 32 bits and the time.
+    Trailer,
     /// Takt's datagram header and records.
     Takt,
 }
@@ -230,6 +233,15 @@ pub fn takt_records<'a>(
     header.records(records)
 }
 
+/// What a trailer says.
+pub fn trailer(behind: &[u8]) -> Option<Marks> {
+    let trailer = Trailer::parse(behind)?;
+    Some(Marks {
+        sequence: Some((trailer.sequence.into(), 32)),
+        sent_ns: Some(trailer.sent_ns),
+    })
+}
+
 fn takt_marks(payload: &[u8]) -> Option<Marks> {
     let (header, _) = takt(payload)?;
     Some(Marks {
@@ -283,7 +295,8 @@ impl Stamp {
         max_transit_ns: i64,
     ) -> Option<Marks> {
         match self {
-            Self::Auto | Self::None | Self::Rtp => None,
+            // A trailer is behind the payload.
+            Self::Auto | Self::None | Self::Rtp | Self::Trailer => None,
             Self::Avtp => avtp(payload, received_ns, max_transit_ns),
             Self::Isochron => isochron(payload),
             Self::RtcTestbench => rtc_testbench(key.ether_type(), payload),
@@ -302,6 +315,7 @@ impl Stamp {
             "isochron" => Self::Isochron,
             "rtc-testbench" => Self::RtcTestbench,
             "takt" => Self::Takt,
+            "trailer" => Self::Trailer,
             name => Self::Ptp {
                 offset: name
                     .strip_prefix("ptp@")?
@@ -322,6 +336,7 @@ impl Stamp {
             Self::RtcTestbench => "rtc-testbench",
             Self::Ptp { .. } => "ptp",
             Self::Takt => "takt",
+            Self::Trailer => "trailer",
         }
     }
 }

@@ -262,7 +262,8 @@ impl Table {
             };
             *counter += 1;
         })?;
-        let mut seen = self.observe(packet.key, packet.payload, now_ns, size, None);
+        let trailer = stamp::trailer(packet.behind);
+        let mut seen = self.observe(packet.key, packet.payload, now_ns, size, trailer);
         if let Some(at) = seen.flow
             && self.flows[at].stamp == Stamp::Takt
         {
@@ -379,6 +380,11 @@ impl Table {
         let spec = flow
             .spec
             .and_then(|spec| self.document.specs.get(usize::from(spec)));
+        let undeclared = spec.is_none_or(|spec| spec.stamp == Stamp::Auto);
+        if marks.is_some() && undeclared && matches!(flow.stamp, Stamp::Auto | Stamp::None) {
+            flow.stamp = Stamp::Trailer;
+            flow.forget_rtp();
+        }
         let mut report = None;
         let (marks, rtp) = match flow.stamp {
             Stamp::Auto | Stamp::Rtp if key.kind() != Kind::Channel => {
@@ -389,7 +395,9 @@ impl Table {
                 let transit =
                     spec.map_or(crate::spec::CLASS_A_TRANSIT_NS, |spec| spec.max_transit_ns);
                 let read = || stamp.read(&key, payload, now_ns, transit);
-                (marks.or_else(read), None)
+                let given =
+                    marks.filter(|_| stamp == Stamp::Trailer || key.kind() == Kind::Channel);
+                (given.or_else(read), None)
             }
         };
         if flow.packets == HISTOGRAM_FROM

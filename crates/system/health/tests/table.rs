@@ -12,6 +12,7 @@ use takt_health::spec::Document;
 use takt_health::table::{Config, Table, What};
 use takt_time::TrafficClass;
 use takt_wire::channel::{DatagramCursor, Kind, Protection, RecordHeader};
+use takt_wire::trailer::Trailer;
 
 const MS: i64 = 1_000_000;
 const START: i64 = 1_700_000_000_000_000_000;
@@ -310,6 +311,51 @@ fn copies_of_a_node_are_flows_by_class_and_way_however_much_of_them_there_is() {
     }
     assert_eq!(table.counters().malformed, 3);
     assert_eq!(table.flows().len(), 3);
+}
+
+#[test]
+fn trailers_tell_delay_and_loss_of_flows_that_carry_nothing() {
+    let document = "[[flow]]\nname = \"deaf\"\nmatch = \"udp * > *:9\"\nstamp = \"none\"\n\
+                    [[flow]]\nname = \"all\"\nmatch = \"udp * > *:10\"\nstamp = \"trailer\"\n";
+    let mut table = table(document);
+    for port in [8, 9, 10] {
+        let packet = udp([10, 0, 0, 1], [4000, port], b"what it may be");
+        for number in [0, 1, 2, 4, 5] {
+            let trailer = Trailer {
+                sequence: number,
+                sent_ns: START,
+            };
+            let mut stamped = packet.clone();
+            // The first one comes without, as when stamping begins later.
+            if number > 0 {
+                stamped.extend(trailer.emit());
+                stamped.extend([0; 6]);
+            }
+            take(&mut table, START + 700, &stamped);
+        }
+        // One bit is another, and it is padding.
+        let mut broken = Trailer {
+            sequence: 9,
+            sent_ns: 0,
+        }
+        .emit();
+        broken[7] ^= 1;
+        take(&mut table, START + 700, &[&packet[..], &broken].concat());
+    }
+    let flows: Vec<_> = table.flows().iter().map(|flow| flow.report(None)).collect();
+    for flow in &flows {
+        let delay = flow
+            .delay
+            .as_ref()
+            .map(|delay| (delay.min_ns, delay.max_ns));
+        let told = (flow.carries, flow.packets, flow.lost, delay);
+        let expected = match flow.flow.ends_with(":9") {
+            true => ("none", 6, None, None),
+            false => ("trailer", 6, Some(1), Some((700, 700))),
+        };
+        assert_eq!(told, expected, "{}", flow.flow);
+    }
+    assert_eq!(flows.len(), 3);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::{
     balance, bench, capture, clock, completions, daemon, datapaths, demo, doctor, guest, key, lab,
     listener, manual, monitor, network, peer, preload, publish, reload, reserve, schedule, session,
-    simulate, status, stream, subscribe, top, topic, veth,
+    simulate, stamp, status, stream, subscribe, top, topic, veth,
 };
 
 const HELP: &str = "\
@@ -91,6 +91,8 @@ pub enum Command {
     Reserve(reserve::Reserve),
     /// Watch the health of every flow of a capture or an interface
     Monitor(monitor::Monitor),
+    /// Put the time behind packets of others, for who watches them at the other end
+    Stamp(stamp::Stamp),
     /// Check and learn what flows are to keep to
     Health(monitor::Health),
     /// Move the flows of any service between processors and neighbours, in order
@@ -144,6 +146,7 @@ impl Command {
             Self::Schedule(schedule) => return schedule.run(),
             Self::Reserve(reserve) => reserve.run(),
             Self::Monitor(monitor) => monitor.run(),
+            Self::Stamp(stamp) => stamp.run(),
             Self::Health(health) => health.run(),
             Self::Balance(balance) => balance.run(),
             Self::Simulate(simulate) => simulate.run(),

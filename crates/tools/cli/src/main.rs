@@ -35,6 +35,7 @@ mod schedule;
 mod session;
 mod signals;
 mod simulate;
+mod stamp;
 mod status;
 mod stream;
 mod subscribe;

@@ -38,7 +38,7 @@ use source::{Observe, Source};
 const HELP: &str = "\
 A flow is a 5-tuple, a TSN stream (destination address and VLAN) or a source of a Takt channel, in
 one direction. Delay is told where packets carry when they were sent (AVTP, RTP once its RTCP reports
-come by, Takt, isochron, RTC-Testbench, PTP timestamps), and for flows with a declared period by how
+come by, Takt, isochron, RTC-Testbench, PTP timestamps, `takt stamp`), and for flows with a declared period by how
 much later than the earliest ones they come. Stamps need synchronised clocks.
 
 --rules names a file with what flows are to keep to and what is to happen when they do not: see
@@ -216,6 +216,8 @@ impl Monitor {
             };
             drop(screen);
             result?;
+            // What came before the end and is still on its way here.
+            engine.step()?;
         } else {
             let mut progress = Progress::new(self.source.length());
             while !stop.load(Ordering::Relaxed) && engine.step()? {

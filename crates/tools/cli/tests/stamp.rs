@@ -1,0 +1,341 @@
+//! `takt stamp` between hosts: programs that know nothing of it get what was sent, and a monitor sees when that was.
+//!
+//! Needs root; `tshark`, `nft`, `ethtool` and `iperf3` come with `scripts/setup.sh test`.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::UdpSocket;
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use support::{Running, run};
+use takt_capture::pcapng::Writer;
+use takt_capture::socket::PacketSocket;
+use takt_lab::{Host, Lab, LabConfig, Wiring};
+use takt_testing::{Directory, PATIENCE, uninterrupted, until_true};
+
+const TAKT: &str = env!("CARGO_BIN_EXE_takt");
+/// Behind the MTU's largest datagram there is no room: IP, UDP and 18 bytes.
+const MOST_V4: usize = 1500 - 28 - 18;
+
+fn lab() -> Option<Lab> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: network namespaces need root");
+        return None;
+    }
+    let config = LabConfig {
+        wiring: Wiring::Bridge,
+        ..LabConfig::default()
+    };
+    let lab = Lab::scratch(&config).expect("a lab");
+    // Where the switch has bridge-netfilter, it passes on what the IP packet is and nothing behind.
+    for family in ["iptables", "ip6tables"] {
+        let setting = format!("net.bridge.bridge-nf-call-{family}=0");
+        let switch = format!("{}-switch", lab.name());
+        let mut sysctl = Command::new("ip");
+        sysctl.args([
+            "netns", "exec", &switch, "sysctl", "-q", "-e", "-w", &setting,
+        ]);
+        assert!(sysctl.status().expect("sysctl").success());
+    }
+    Some(lab)
+}
+
+fn inside(host: &Host, program: &str, arguments: &[&str]) -> Command {
+    let mut command = host.command(program).expect("a command");
+    command.args(arguments);
+    command
+}
+
+fn ran(host: &Host, program: &str, arguments: &[&str]) {
+    let output = inside(host, program, arguments).output().expect(program);
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {output:?}"
+    );
+}
+
+/// Starts `takt`, until it has said this.
+fn start(host: &Host, arguments: &[&str], said: &str) -> Running {
+    let mut command = inside(host, TAKT, arguments);
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut running = Running(child.expect("takt"));
+    running.line_with(said);
+    running
+}
+
+fn stamp(host: &Host, flows: &str) -> Running {
+    let arguments = ["stamp", "-i", host.interface(), flows, "--json"];
+    start(host, &arguments, "are stamped")
+}
+
+fn monitor(host: &Host) -> Running {
+    let arguments = [
+        "monitor",
+        "-i",
+        host.interface(),
+        "--json",
+        "--http",
+        "127.0.0.1:0",
+    ];
+    start(host, &arguments, "the flows are shown at")
+}
+
+fn ended(running: Running) -> Value {
+    running.signal(Signal::INT);
+    let ran = running.end();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    ran.json()
+}
+
+/// The flow to a port.
+fn flow(account: &Value, port: u16) -> &Value {
+    let flows = account["flows"].as_array().expect("flows");
+    let to = format!(":{port}");
+    let mut flows = flows.iter().filter(|flow| {
+        let name = flow["flow"].as_str().expect("a name");
+        name.starts_with("udp ") && name.ends_with(&to)
+    });
+    flows.next().unwrap_or_else(|| panic!("{port}: {account}"))
+}
+
+fn bound(host: &Host, address: &str) -> UdpSocket {
+    let _inside = host.enter().expect("the host");
+    let socket = UdpSocket::bind(address).expect("a socket");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    socket
+}
+
+/// Sends so many of each length, and sees that each comes as it was sent.
+fn exchange(from: &UdpSocket, to: &UdpSocket, lengths: &[usize], times: usize) {
+    let address = to.local_addr().expect("an address");
+    let mut buffer = [0; 2000];
+    for (number, length) in lengths
+        .iter()
+        .cycle()
+        .take(lengths.len() * times)
+        .enumerate()
+    {
+        let sent = vec![number as u8 ^ 0x5a; *length];
+        from.send_to(&sent, address).expect("sent");
+        let (came, _) = uninterrupted(|| to.recv_from(&mut buffer)).expect("a datagram");
+        assert!(
+            buffer[..came] == sent[..],
+            "{number}: {came} of {length} bytes"
+        );
+    }
+}
+
+#[test]
+fn receivers_get_what_was_sent_and_a_monitor_sees_when() {
+    let Some(lab) = lab() else { return };
+    let [near, far] = [lab.host(0), lab.host(1)];
+    for (host, address) in [(near, "fd00::1/64"), (far, "fd00::2/64")] {
+        ran(
+            host,
+            "ip",
+            &["address", "add", address, "dev", "eth0", "nodad"],
+        );
+    }
+    // By software, so that what is captured has them.
+    ran(far, "ethtool", &["-K", "eth0", "tx", "off"]);
+    let directory = Directory::new();
+    let file = directory.text("came.pcapng");
+    let mut socket = {
+        let _inside = near.enter().expect("the host");
+        PacketSocket::open("eth0", 4, false).expect("a packet socket")
+    };
+    let (stamp, monitor) = (stamp(far, "udp * > *"), monitor(near));
+    let lengths = [0, 1, 18, 17, 100, 999, MOST_V4];
+    let address = near.address();
+    let sockets = [
+        ("0.0.0.0:0", format!("{address}:5000")),
+        ("[fd00::2]:0", "[fd00::1]:5001".to_owned()),
+    ];
+    let [from, from6] = sockets.each_ref().map(|(from, _)| bound(far, from));
+    let [to, to6] = sockets.each_ref().map(|(_, to)| bound(near, to));
+    exchange(&from, &to, &lengths, 20);
+    exchange(&from6, &to6, &lengths[..6], 20);
+    // Without room for a stamp, and in fragments.
+    exchange(&from, &to, &[MOST_V4 + 1, 1472], 5);
+    let mut large = [0; 9000];
+    from.send_to(&[7; 9000], to.local_addr().expect("an address"))
+        .expect("sent");
+    let (came, _) = uninterrupted(|| to.recv_from(&mut large)).expect("a datagram");
+    assert_eq!(came, 9000);
+
+    let counted = ended(stamp);
+    assert_eq!(counted["stamped"], 20 * (7 + 6), "{counted}");
+    assert_eq!(counted["too_long"], 10, "{counted}");
+    assert!(counted["fragmented"].as_u64() >= Some(6), "{counted}");
+    for why in ["segmented", "padded", "failed"] {
+        assert_eq!(counted[why], 0, "{counted}");
+    }
+    let account = ended(monitor);
+    for (port, packets) in [(5000, 20 * 7 + 10 + 1), (5001, 20 * 6)] {
+        let flow = flow(&account, port);
+        assert_eq!(
+            (&flow["carries"], &flow["packets"]),
+            (&"trailer".into(), &packets.into())
+        );
+        assert_eq!(
+            ["lost", "duplicates", "reordered"].map(|what| flow[what].as_u64()),
+            [Some(0); 3]
+        );
+        // Both clocks are one.
+        let delays =
+            ["min_ns", "max_ns"].map(|what| flow["delay"][what].as_i64().expect("a delay"));
+        assert!(
+            delays[0] > 0 && delays[1] < PATIENCE.as_nanos() as i64,
+            "{flow}"
+        );
+    }
+
+    // Another one's opinion: checksums are right, and lengths are those of before.
+    let file_of = File::create(&file).expect("a file");
+    let mut writer = Writer::new(file_of, 65_535).expect("a file");
+    while {
+        let taken = socket.take(100, |meta, bytes| {
+            writer.packet(meta, bytes).expect("written")
+        });
+        taken.expect("captured") > 0
+    } {}
+    writer.flush().expect("written");
+    let read = Command::new("tshark")
+        .args(["-r", &file, "-o", "udp.check_checksum:TRUE", "-T", "fields"])
+        .args([
+            "-Y",
+            "udp.dstport in {5000,5001} && !ip.flags.mf==1 && !ip.frag_offset>0",
+        ])
+        .args([
+            "-e",
+            "udp.checksum.status",
+            "-e",
+            "udp.length",
+            "-e",
+            "frame.len",
+            "-e",
+            "ipv6.plen",
+        ])
+        .output()
+        .expect("tshark");
+    assert!(read.status.success(), "{read:?}");
+    let text = String::from_utf8(read.stdout).expect("text");
+    let mut of_length: BTreeMap<usize, u64> = BTreeMap::new();
+    for line in text.lines() {
+        let mut fields = line.split('\t');
+        assert_eq!(fields.next(), Some("1"), "the checksum: {line}");
+        let mut number = || fields.next().and_then(|field| field.parse::<usize>().ok());
+        let (length, frame) = (number().expect("a length"), number().expect("a length"));
+        let headers = if number().is_some() { 54 } else { 34 };
+        let behind = frame - headers - length;
+        assert!([0, 18].contains(&behind), "{line}");
+        *of_length.entry(behind).or_default() += 1;
+    }
+    let expected = BTreeMap::from([(18, 20 * (7 + 6)), (0, 10)]);
+    assert_eq!(of_length, expected, "{text}");
+}
+
+#[test]
+fn losses_of_any_flow_are_numbered_and_tcp_passes() {
+    let Some(lab) = lab() else { return };
+    let [near, far] = [lab.host(0), lab.host(1)];
+    let switch = format!("{}-switch", lab.name());
+    let rule = "add table bridge t; add chain bridge t f { type filter hook forward priority 0; }; \
+                add rule bridge t f udp dport 5000 numgen inc mod 10 == 4 counter drop";
+    let nft = Command::new("ip")
+        .args(["netns", "exec", &switch, "nft", rule])
+        .status();
+    assert!(nft.expect("nft").success());
+    let (stamp, monitor) = (stamp(far, "*"), monitor(near));
+    let (from, to) = (
+        bound(far, "0.0.0.0:0"),
+        bound(near, &format!("{}:5000", near.address())),
+    );
+    let address = to.local_addr().expect("an address");
+    let mut buffer = [0; 100];
+    for number in 0..200_u32 {
+        from.send_to(&number.to_be_bytes(), address).expect("sent");
+        if number % 10 != 4 {
+            let (came, _) = uninterrupted(|| to.recv_from(&mut buffer)).expect("a datagram");
+            assert_eq!(buffer[..came], number.to_be_bytes());
+        }
+    }
+    let server = inside(near, "iperf3", &["-s", "-1"])
+        .stdout(Stdio::null())
+        .spawn();
+    let mut server = Running(server.expect("iperf3"));
+    let near_address = near.address().to_string();
+    until_true("a transfer", || {
+        let client = ["-c", &near_address, "-n", "20M", "-J"];
+        inside(far, "iperf3", &client)
+            .output()
+            .expect("iperf3")
+            .status
+            .success()
+    });
+    assert!(server.0.wait().expect("its end").success());
+    let account = ended(monitor);
+    let lost = flow(&account, 5000);
+    assert_eq!(
+        (&lost["lost"], &lost["carries"]),
+        (&20.into(), &"trailer".into()),
+        "{lost}"
+    );
+    let counted = ended(stamp);
+    assert!(counted["stamped"].as_u64() >= Some(200), "{counted}");
+    assert_eq!(counted["failed"], 0, "{counted}");
+}
+
+#[test]
+fn stamps_end_with_their_process_and_a_second_one_adds_none() {
+    let Some(lab) = lab() else { return };
+    let [near, far] = [lab.host(0), lab.host(1)];
+    let (from, to) = (
+        bound(far, "0.0.0.0:0"),
+        bound(near, &format!("{}:5000", near.address())),
+    );
+    let first = stamp(far, "udp * > *:5000");
+    let second = stamp(far, "udp * > *");
+    exchange(&from, &to, &[10, 100], 5);
+    let counted = ended(second);
+    assert_eq!(
+        (&counted["stamped"], &counted["padded"]),
+        (&0.into(), &10.into()),
+        "{counted}"
+    );
+    first.signal(Signal::KILL);
+    first.end();
+    let monitor = monitor(near);
+    exchange(&from, &to, &[10, 100], 5);
+    let account = ended(monitor);
+    assert_eq!(flow(&account, 5000)["carries"], "none", "{account}");
+
+    // What there is not, or cannot be stamped.
+    for (arguments, told) in [
+        (
+            ["stamp", "-i", "nothing", "*"],
+            "there is no interface \"nothing\"",
+        ),
+        (
+            ["stamp", "-i", "lo", "channel 7"],
+            "only IP packets are stamped",
+        ),
+        (["stamp", "-i", "lo", "udp"], "names no flows"),
+    ] {
+        let ran = run(&arguments);
+        assert!(ran.code != Some(0) && ran.err.contains(told), "{ran:?}");
+    }
+    // The interface goes.
+    let gone = stamp(far, "*");
+    ran(far, "ip", &["link", "del", "eth0"]);
+    let ended = gone.end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.err.contains("eth0 is gone"), "{ended:?}");
+}
