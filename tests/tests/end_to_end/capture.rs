@@ -20,7 +20,8 @@ use crate::support::{
 
 const CHANNEL: ChannelId = ChannelId(5);
 const OTHER: ChannelId = ChannelId(6);
-const LISTENERS: &str = "\
+/// Sockets of two tenants.
+pub const LISTENERS: &str = "\
 [[listener]]
 path = \"DIR/press.sock\"
 identity = \"press\"
@@ -30,7 +31,7 @@ identity = \"other\"
 ";
 
 /// An application of a tenant.
-fn tenant(node: &Node, name: &str) -> Session {
+pub fn tenant(node: &Node, name: &str) -> Session {
     attach_at(&node.directory.join(&format!("{name}.sock")), name)
 }
 

@@ -6,21 +6,14 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use takt::{ChannelId, Qos, Session, TrafficClass, Wait};
+use takt::{ChannelId, Qos, TrafficClass, Wait};
 use takt_lab::LabConfig;
 use takt_testing::{PATIENCE, browsed, until_true};
 
-use crate::support::{Datapath, Node, Pair, attach_at, introduce, number_of, put, skip};
+use crate::capture::{LISTENERS, tenant};
+use crate::support::{Datapath, Node, Pair, introduce, number_of, put, skip};
 
 const CHANNEL: ChannelId = ChannelId(5);
-const LISTENERS: &str = "\
-[[listener]]
-path = \"DIR/press.sock\"
-identity = \"press\"
-[[listener]]
-path = \"DIR/other.sock\"
-identity = \"other\"
-";
 /// No machine keeps to a nanosecond.
 const RULES: &str = "\
 [[flow]]
@@ -75,11 +68,6 @@ impl Monitor {
     }
 }
 
-/// An application of a tenant.
-fn tenant(node: &Node, name: &str) -> Session {
-    attach_at(&node.directory.join(&format!("{name}.sock")), name)
-}
-
 #[test]
 fn what_a_tenant_sends_and_gets_has_its_health_and_a_browser_shows_it() {
     if skip() {
@@ -132,7 +120,7 @@ fn what_a_tenant_sends_and_gets_has_its_health_and_a_browser_shows_it() {
         "<p id=\"told\" role=\"status\"></p>",
         "<svg viewBox",
         "one-way delay by the packets' stamps",
-        "<a href=\"#flow-0\">",
+        "<a href=\"#flow-",
         "<td class=\"green\">green</td>",
         &name("to", &addresses[1]),
     ] {

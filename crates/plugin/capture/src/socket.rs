@@ -97,6 +97,25 @@ fn set<T>(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &T) 
     }
 }
 
+/// An option of packet sockets, into `found`.
+fn get<T>(socket: &OwnedFd, option: libc::c_int, mut found: T) -> io::Result<T> {
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: room for what the kernel writes, whose length is told; integers, of which any are values.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            option,
+            ptr::from_mut(&mut found).cast(),
+            &raw mut length,
+        )
+    };
+    match result {
+        0 => Ok(found),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Index and hardware type of an interface.
 fn interface(name: &str) -> Option<(u32, u16)> {
     let text = CString::new(name).ok()?;
@@ -247,22 +266,7 @@ impl PacketSocket {
 
     /// The number of the group that it is in.
     fn group(&self) -> io::Result<u32> {
-        let mut found = 0_u32;
-        let mut length = size_of_val(&found) as libc::socklen_t;
-        // SAFETY: room for what the kernel writes, whose length is told.
-        let result = unsafe {
-            libc::getsockopt(
-                self.socket.as_raw_fd(),
-                libc::SOL_PACKET,
-                libc::PACKET_FANOUT,
-                ptr::from_mut(&mut found).cast(),
-                &raw mut length,
-            )
-        };
-        match result {
-            0 => Ok(found & 0xffff),
-            _ => Err(io::Error::last_os_error()),
-        }
+        get(&self.socket, libc::PACKET_FANOUT, 0_u32).map(|found| found & 0xffff)
     }
 
     /// Has the kernel run a program for it.
@@ -326,29 +330,16 @@ impl PacketSocket {
     /// # Errors
     /// The kernel's.
     pub fn statistics(&self) -> io::Result<Statistics> {
-        let mut found = libc::tpacket_stats_v3 {
+        let none = libc::tpacket_stats_v3 {
             tp_packets: 0,
             tp_drops: 0,
             tp_freeze_q_cnt: 0,
         };
-        let mut length = size_of_val(&found) as libc::socklen_t;
-        // SAFETY: room for what the kernel writes, whose length is told.
-        let result = unsafe {
-            libc::getsockopt(
-                self.socket.as_raw_fd(),
-                libc::SOL_PACKET,
-                libc::PACKET_STATISTICS,
-                ptr::from_mut(&mut found).cast(),
-                &raw mut length,
-            )
-        };
-        match result {
-            0 => Ok(Statistics {
-                packets: found.tp_packets,
-                drops: found.tp_drops,
-            }),
-            _ => Err(io::Error::last_os_error()),
-        }
+        let found = get(&self.socket, libc::PACKET_STATISTICS, none)?;
+        Ok(Statistics {
+            packets: found.tp_packets,
+            drops: found.tp_drops,
+        })
     }
 
     /// Waits for packets for at most `timeout_ms`, and hands out those of the blocks that are full or timed out: of

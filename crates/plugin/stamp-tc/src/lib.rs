@@ -13,6 +13,7 @@ use aya::programs::links::LinkOrder;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader, Pod};
+use takt_health::pattern::{Side, Tuple};
 use takt_wire::ethernet::HEADER_LEN;
 use takt_xdp::{errno, told};
 
@@ -22,7 +23,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ta
 const PROGRAM: &str = "takt_stamp";
 const RULES: &str = "takt_rules";
 const COUNTERS: &str = "takt_counters";
-/// The most [`Flows`] of a program.
+/// The most patterns of a program.
 pub const MOST_FLOWS: usize = 16;
 
 /// Why nothing is stamped.
@@ -68,26 +69,6 @@ fn load<E: std::error::Error + 'static>(action: &'static str) -> impl FnOnce(E) 
     }
 }
 
-/// One side of [`Flows`]; what is `None` may be anything.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Side {
-    /// The address.
-    pub address: Option<IpAddr>,
-    /// The port.
-    pub port: Option<u16>,
-}
-
-/// Flows of IP packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flows {
-    /// By IANA's number; of IPv6, of what follows the fixed header. `None`: any.
-    pub protocol: Option<u8>,
-    /// From where.
-    pub source: Side,
-    /// To where.
-    pub destination: Side,
-}
-
 /// `struct flow` of the program, as a rule.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -103,7 +84,7 @@ struct Rule {
 unsafe impl Pod for Rule {}
 
 impl Rule {
-    fn of(flows: &Flows) -> Self {
+    fn of(flows: &Tuple) -> Self {
         let wide = |side: Side| match side.address {
             Some(IpAddr::V4(address)) => address.to_ipv6_mapped(),
             Some(IpAddr::V6(address)) => address,
@@ -157,7 +138,7 @@ impl Stamper {
     ///
     /// # Errors
     /// [`Error`].
-    pub fn attach(interface: &str, flows: &[Flows]) -> Result<Self, Error> {
+    pub fn attach(interface: &str, flows: &[Tuple]) -> Result<Self, Error> {
         if flows.len() > MOST_FLOWS {
             return Err(Error::TooMany(flows.len()));
         }

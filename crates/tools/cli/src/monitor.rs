@@ -216,8 +216,7 @@ impl Monitor {
             };
             drop(screen);
             result?;
-            // What came before the end and is still on its way here.
-            engine.step()?;
+            engine.take_the_rest()?;
         } else {
             let mut progress = Progress::new(self.source.length());
             while !stop.load(Ordering::Relaxed) && engine.step()? {

@@ -8,8 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketType, socket};
 use serde::Serialize;
-use takt_health::pattern::Pattern;
-use takt_stamp_tc::{Flows, Side, Stamper};
+use takt_health::pattern::{Pattern, Tuple};
+use takt_stamp_tc::Stamper;
 
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json};
@@ -40,7 +40,7 @@ pub struct Stamp {
     interface: String,
     /// Which ones: \"udp 10.0.0.1:* > 10.0.0.2:5004\", \"ip * > 10.0.0.2\", or \"*\" for all IP packets
     #[arg(value_name = "FLOWS", required = true, value_parser = flows)]
-    flows: Vec<Flows>,
+    flows: Vec<Tuple>,
     /// End after this time
     #[arg(long = "for", value_name = "TIME", value_parser = crate::time::parse)]
     lasts: Option<Duration>,
@@ -48,19 +48,10 @@ pub struct Stamp {
     form: Form,
 }
 
-fn flows(text: &str) -> Result<Flows, String> {
+fn flows(text: &str) -> Result<Tuple, String> {
     let pattern: Pattern = text.parse().map_err(|error| format!("{error}"))?;
-    let tuple = pattern.tuple().ok_or(
-        "only IP packets are stamped, for IP says where they end: write \"udp * > 10.0.0.2:5004\", or \"*\" for all",
-    )?;
-    let side = |side: takt_health::pattern::Side| Side {
-        address: side.address,
-        port: side.port,
-    };
-    Ok(Flows {
-        protocol: tuple.protocol,
-        source: side(tuple.source),
-        destination: side(tuple.destination),
+    pattern.tuple().ok_or_else(|| {
+        "only IP packets are stamped, for IP says where they end: write \"udp * > 10.0.0.2:5004\", or \"*\" for all".into()
     })
 }
 

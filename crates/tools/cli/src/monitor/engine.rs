@@ -110,7 +110,7 @@ impl Engine {
     /// Whether curves are kept.
     pub fn curves(&mut self, keep: bool) {
         for part in &mut self.parts {
-            part.curves = keep.then(Default::default);
+            part.keep_curves(keep);
         }
     }
 
@@ -228,8 +228,8 @@ impl Engine {
     pub fn drawn(&self) -> Vec<(Place, &Curve)> {
         let parts = self.parts.iter().enumerate();
         let curves = parts.flat_map(|(part, of)| {
-            let curves = of.curves.iter().flatten();
-            curves.map(move |(at, curve)| (Place { part, at: *at }, curve))
+            let curves = of.drawn();
+            curves.map(move |(at, curve)| (Place { part, at }, curve))
         });
         let mut curves: Vec<_> = curves.collect();
         curves.sort_by_key(|(place, _)| *place);
@@ -297,6 +297,15 @@ impl Engine {
         };
         self.gather();
         Ok(goes_on)
+    }
+
+    /// Takes what a live source has had before its end and not handed out yet: blocks that are not full, copies under way.
+    pub fn take_the_rest(&mut self) -> Result<(), Failure> {
+        let end = Instant::now() + WAIT;
+        while Instant::now() < end {
+            self.step()?;
+        }
+        Ok(())
     }
 
     /// Keeps what has happened, in the order of time.

@@ -59,7 +59,8 @@ The proposal says what it rests on. Nothing is in force until you give the file 
 
 Examples:
   takt health learn -r good.pcapng --output plant.toml
-  takt health learn -i eth0 --for 60s";
+  takt health learn -i eth0 --for 60s
+  takt health learn --node --tenant press --for 60s";
 
 /// Proposes specifications from a capture or a stretch of traffic that is good.
 #[derive(Debug, Args)]

@@ -13,6 +13,7 @@ use takt_capture::Meta;
 use takt_capture::file::Reader;
 use takt_capture::pcapng::Writer;
 use takt_capture::socket::PacketSocket;
+use takt_health::key::FlowKey;
 use takt_health::packet::LinkType;
 use takt_health::rule::Action;
 use takt_health::table::{Config, Event, Seen, Table, What};
@@ -116,7 +117,8 @@ pub struct Part {
     name: String,
     pub table: Table,
     config: Config,
-    pub curves: Option<HashMap<usize, Curve>>,
+    /// By the flow's place in the table, which may be another one's later.
+    curves: Option<HashMap<usize, (FlowKey, Curve)>>,
     /// Since they were taken.
     pub events: Vec<Event>,
     /// Why the source ended early.
@@ -146,6 +148,21 @@ impl Part {
             backlog_ns: None,
             unknown_link: None,
         }
+    }
+
+    /// Whether curves are kept.
+    pub fn keep_curves(&mut self, keep: bool) {
+        self.curves = keep.then(HashMap::new);
+    }
+
+    /// Curves by the places of their flows.
+    pub fn drawn(&self) -> impl Iterator<Item = (usize, &Curve)> {
+        let curves = self.curves.iter().flatten();
+        let there = curves.filter(|(at, (of, _))| {
+            let flow = self.table.flow(**at);
+            flow.is_some_and(|flow| flow.key == *of)
+        });
+        there.map(|(at, (_, curve))| (*at, curve))
     }
 
     /// What it has taken.
@@ -280,7 +297,11 @@ impl Part {
             let declared = flow.spec.is_some();
             let room = curves.len() < if declared { CURVES } else { CURVES / 2 };
             if room || curves.contains_key(&at) {
-                let curve = curves.entry(at).or_insert_with(|| Curve::new(now_ns));
+                let new = || (flow.key, Curve::new(now_ns));
+                let (of, curve) = curves.entry(at).or_insert_with(new);
+                if *of != flow.key {
+                    (*of, *curve) = new();
+                }
                 curve.take(now_ns, delay, flow.level());
             }
         }
