@@ -15,7 +15,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::Meta;
 use crate::spread::{self, Spread};
 
-const BLOCK: usize = 1 << 20;
+/// Small, for one that has a packet is used up in [`RETIRE_MS`], and all of them are the time for which nobody needs to look. Longer
+/// than any packet.
+const BLOCK: usize = 1 << 18;
 /// A block that is not full is handed over after this long, ms.
 const RETIRE_MS: u32 = 4;
 /// `TP_STATUS_VLAN_VALID` and `TP_STATUS_VLAN_TPID_VALID`.
@@ -291,7 +293,7 @@ impl PacketSocket {
         let version = libc::tpacket_versions::TPACKET_V3 as libc::c_int;
         set(&socket, libc::SOL_PACKET, libc::PACKET_VERSION, &version)
             .map_err(other("choose TPACKET_V3"))?;
-        let blocks = megabytes.clamp(1, 1024);
+        let blocks = (megabytes.clamp(1, 1024) << 20) / BLOCK;
         let request = libc::tpacket_req3 {
             tp_block_size: BLOCK as u32,
             tp_block_nr: blocks as u32,
