@@ -6,6 +6,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::net::UdpSocket;
 use std::process::{Command, Stdio};
 
@@ -344,4 +345,158 @@ fn stamps_end_with_their_process_and_a_second_one_adds_none() {
     let ended = gone.end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.err.contains("eth0 is gone"), "{ended:?}");
+}
+
+/// Sends 60 bursts a second until its input ends, and then says when the kernel took each datagram (`SOF_TIMESTAMPING_TX_SCHED`,
+/// in front of queueing disciplines): UTC nanoseconds.
+const CAMERA: &str = r#"
+import json, select, socket, struct, sys, time
+SO_TIMESTAMPING, SCHED, SOFTWARE, OPT_ID, TSONLY = 37, 1 << 8, 1 << 4, 1 << 7, 1 << 11
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, SCHED | SOFTWARE | OPT_ID | TSONLY)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+s.connect((sys.argv[1], 5000))
+taken = {}
+def drain():
+    while True:
+        try:
+            _, control, _, _ = s.recvmsg(0, 512, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except ConnectionRefusedError:
+            continue
+        at = number = None
+        for level, kind, data in control:
+            if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPING):
+                seconds, nanos = struct.unpack_from("qq", data)
+                at = seconds * 10**9 + nanos
+            elif len(data) >= 16 and struct.unpack_from("IBBBB", data)[1] == 4:
+                number = struct.unpack_from("IBBBBII", data)[6]
+        if at and number is not None:
+            # The switch's port tells of it once more.
+            taken.setdefault(number, at)
+number, next_burst = 0, time.monotonic()
+while not select.select([sys.stdin], [], [], 0)[0]:
+    for _ in range(40):
+        s.send(struct.pack("!I", number) + bytes(1396))
+        number += 1
+    drain()
+    next_burst += 1 / 60
+    time.sleep(max(0, next_burst - time.monotonic()))
+time.sleep(0.2)
+drain()
+json.dump([taken.get(at) for at in range(number)], sys.stdout)
+"#;
+
+/// When the kernel received each datagram (`SO_TIMESTAMPNS`), until one second passes without any.
+const VIEWER: &str = r#"
+import json, socket, struct, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, 35, 1)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+s.bind((sys.argv[1], 5000))
+print("ready", file=sys.stderr, flush=True)
+came = {}
+while True:
+    try:
+        data, control, _, _ = s.recvmsg(2000, 128)
+    except TimeoutError:
+        break
+    s.settimeout(1)
+    seconds, nanos = struct.unpack_from("qq", control[0][2])
+    came[struct.unpack_from("!I", data)[0]] = seconds * 10**9 + nanos
+json.dump(came, sys.stdout)
+"#;
+
+fn script(host: &Host, text: &str, argument: &str) -> Running {
+    let mut python = inside(host, "python3", &["-c", text, argument]);
+    let child = python
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    Running(child.expect("python3"))
+}
+
+/// Figure 5 of NOMS 2022 without its hardware: a camera's flow whose delay rises and falls, here by the rate of its link.
+#[test]
+fn the_level_of_a_camera_follows_its_delay_which_is_that_by_the_kernels_own_stamps() {
+    let Some(lab) = lab() else { return };
+    let [near, far] = [lab.host(0), lab.host(1)];
+    let address = near.address().to_string();
+    let rate = |rate: &str| {
+        let tbf = [
+            "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate,
+        ];
+        ran(
+            far,
+            "tc",
+            &[&tbf[..], &["burst", "3000", "limit", "4000000"]].concat(),
+        );
+    };
+    let directory = Directory::new();
+    let rules = directory.text("rules.toml");
+    let text = "[[flow]]\nname = \"camera\"\nmatch = \"udp * > *:5000\"\nmax-delay = \"10ms\"\n";
+    std::fs::write(&rules, text).expect("a file");
+    let watching = [
+        "monitor",
+        "-i",
+        "eth0",
+        "--rules",
+        &rules,
+        "--http",
+        "127.0.0.1:0",
+    ];
+    let said = "the flows are shown at";
+    // 40 datagrams of 1,460 bytes: 4.7 ms at this rate.
+    rate("100mbit");
+    let _stamp = stamp(far, "udp * > *:5000");
+    let account = start(near, &[&watching[..], &["--json"]].concat(), said);
+    let mut events = start(near, &[&watching[..], &["--events"]].concat(), said);
+    let mut viewer = script(near, VIEWER, &address);
+    viewer.line_with("ready");
+    let mut camera = script(far, CAMERA, &address);
+
+    let lines = BufReader::new(events.0.stdout.take().expect("its output")).lines();
+    let mut levels = lines.filter_map(|line| {
+        let event: Value = serde_json::from_str(&line.expect("text")).expect("JSON");
+        Some(event["to"].as_str()?.to_owned())
+    });
+    for (at, level) in [
+        ("50mbit", "yellow"),
+        ("30mbit", "red"),
+        ("100mbit", "green"),
+    ] {
+        rate(at);
+        assert!(
+            levels.any(|to| to == level),
+            "it ended before it was {level} at {at}"
+        );
+    }
+    drop(camera.0.stdin.take());
+    let taken: Vec<Option<i64>> = serde_json::from_str(&camera.end().out).expect("JSON");
+    let came: BTreeMap<u32, i64> = serde_json::from_str(&viewer.end().out).expect("JSON");
+    let account = ended(account);
+    let flow = flow(&account, 5000);
+    assert_eq!(
+        (&flow["carries"], &flow["lost"]),
+        (&"trailer".into(), &0.into()),
+        "{flow}"
+    );
+    assert_eq!(flow["packets"], taken.len(), "{flow}");
+    assert_eq!(flow["worst_level"], "red", "{flow}");
+    let delays = (0..)
+        .zip(&taken)
+        .map(|(number, taken)| came[&number] - taken.expect("a stamp"));
+    let delays: Vec<i64> = delays.collect();
+    let mean = delays.iter().sum::<i64>() as f64 / delays.len() as f64;
+    let told = flow["delay"]["mean_ns"].as_f64().expect("a delay");
+    let most = *delays.iter().max().expect("some");
+    println!(
+        "{} datagrams; by the kernel's stamps: mean {mean:.0} ns, largest {most} ns; by the monitor: mean {told:.0} ns, largest {}",
+        delays.len(),
+        flow["delay"]["max_ns"]
+    );
+    // Both begin at the same place of the sender's path, a few instructions apart: its stamp first.
+    assert!(told <= mean && told > mean / 2.0, "{told} {mean}");
 }
