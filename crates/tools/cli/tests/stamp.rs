@@ -354,7 +354,8 @@ import json, select, socket, struct, sys, time
 SO_TIMESTAMPING, SCHED, SOFTWARE, OPT_ID, TSONLY = 37, 1 << 8, 1 << 4, 1 << 7, 1 << 11
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, SCHED | SOFTWARE | OPT_ID | TSONLY)
-s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+# SO_SNDBUFFORCE.
+s.setsockopt(socket.SOL_SOCKET, 32, 4 << 20)
 s.connect((sys.argv[1], 5000))
 taken = {}
 def drain():
@@ -393,7 +394,8 @@ const VIEWER: &str = r#"
 import json, socket, struct, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.setsockopt(socket.SOL_SOCKET, 35, 1)
-s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+# SO_RCVBUFFORCE: whatever the machine's limit.
+s.setsockopt(socket.SOL_SOCKET, 33, 8 << 20)
 s.bind((sys.argv[1], 5000))
 print("ready", file=sys.stderr, flush=True)
 came = {}
