@@ -24,6 +24,9 @@ const RETIRE_MS: u32 = 4;
 const VLAN: u32 = libc::TP_STATUS_VLAN_VALID;
 const TPID: u32 = libc::TP_STATUS_VLAN_TPID_VALID;
 const ETHERNET: i32 = 1;
+/// `PACKET_TIMESTAMP` and `TP_STATUS_TS_RAW_HARDWARE` of `linux/if_packet.h`.
+const PACKET_TIMESTAMP: libc::c_int = 17;
+const BY_DEVICE: u32 = 1 << 31;
 
 /// Why there is no socket.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +49,16 @@ pub enum OpenError {
         interface: String,
         /// By ARPHRD_*.
         kind: u16,
+    },
+    /// The device does not say when it received each packet.
+    #[error(
+        "{interface} does not tell when it received each packet ({source}): `ethtool -T {interface}` has to list the receive filter \"all\""
+    )]
+    NoDeviceTimes {
+        /// The interface.
+        interface: String,
+        /// The kernel's answer.
+        source: io::Error,
     },
     /// Something else.
     #[error("cannot {what} on {interface}: {source}")]
@@ -77,6 +90,10 @@ pub struct PacketSocket {
     next: usize,
     /// A frame with its tag put back.
     tagged: Vec<u8>,
+    /// What the device's clock is ahead of UTC, where its times are wanted.
+    device_ahead_ns: i64,
+    /// Packets with its times.
+    by_device: u64,
 }
 
 // SAFETY: the ring is this value's alone, and nothing in it belongs to a thread.
@@ -266,6 +283,62 @@ impl PacketSocket {
         Ok(several)
     }
 
+    /// Has the device say when it received packets: by its own clock, which is `ahead_ns` ahead of UTC (where PTP keeps it in TAI, as
+    /// much as that is). For which packets it did, [`by_device`](Self::by_device) counts. The device stays so, as `hwstamp_ctl -r 1`
+    /// leaves it.
+    ///
+    /// # Errors
+    /// [`OpenError::NoDeviceTimes`].
+    pub fn take_device_times(&mut self, name: &str, ahead_ns: i64) -> Result<(), OpenError> {
+        let none = |source| OpenError::NoDeviceTimes {
+            interface: name.to_owned(),
+            source,
+        };
+        // SAFETY: integers, for which zeros are values.
+        let mut config: libc::hwtstamp_config = unsafe { std::mem::zeroed() };
+        let all = libc::HWTSTAMP_FILTER_ALL as libc::c_int;
+        let known = self
+            .stamping(name, libc::SIOCGHWTSTAMP, &mut config)
+            .is_ok();
+        if !known || config.rx_filter != all {
+            config.rx_filter = all;
+            (self.stamping(name, libc::SIOCSHWTSTAMP, &mut config)).map_err(none)?;
+        }
+        let wanted = libc::SOF_TIMESTAMPING_RAW_HARDWARE as libc::c_int;
+        set(&self.socket, libc::SOL_PACKET, PACKET_TIMESTAMP, &wanted).map_err(none)?;
+        self.device_ahead_ns = ahead_ns;
+        Ok(())
+    }
+
+    /// How many packets had the device's times.
+    pub fn by_device(&self) -> u64 {
+        self.by_device
+    }
+
+    /// Asks for the device's times, or tells what they are to be.
+    fn stamping(
+        &self,
+        name: &str,
+        request: libc::c_ulong,
+        config: &mut libc::hwtstamp_config,
+    ) -> io::Result<()> {
+        // SAFETY: integers, bytes and a pointer, for which zeros are values.
+        let mut about: libc::ifreq = unsafe { std::mem::zeroed() };
+        // The last byte stays zero.
+        for (to, from) in about.ifr_name[..libc::IFNAMSIZ - 1]
+            .iter_mut()
+            .zip(name.bytes())
+        {
+            *to = from as libc::c_char;
+        }
+        about.ifr_ifru.ifru_data = ptr::from_mut(config).cast();
+        // SAFETY: a request with a name, and room for what the kernel writes.
+        match unsafe { libc::ioctl(self.socket.as_raw_fd(), request as _, &raw mut about) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// The number of the group that it is in.
     fn group(&self) -> io::Result<u32> {
         get(&self.socket, libc::PACKET_FANOUT, 0_u32).map(|found| found & 0xffff)
@@ -323,6 +396,8 @@ impl PacketSocket {
             blocks,
             next: 0,
             tagged: Vec::new(),
+            device_ahead_ns: 0,
+            by_device: 0,
         };
         Ok((this, index))
     }
@@ -388,8 +463,12 @@ impl PacketSocket {
                 }
                 // SAFETY: within the block, which is ours.
                 let bytes = unsafe { std::slice::from_raw_parts(block.add(begin), length) };
+                let by_device = frame.tp_status & BY_DEVICE != 0;
+                self.by_device += u64::from(by_device);
+                let ahead_ns = if by_device { self.device_ahead_ns } else { 0 };
+                let stamp = i64::from(frame.tp_sec) * 1_000_000_000 + i64::from(frame.tp_nsec);
                 let mut meta = Meta {
-                    utc_ns: i64::from(frame.tp_sec) * 1_000_000_000 + i64::from(frame.tp_nsec),
+                    utc_ns: stamp - ahead_ns,
                     length: frame.tp_len,
                     link_type: ETHERNET,
                 };

@@ -23,7 +23,8 @@ The time goes behind the IP packet, 18 bytes that are no part of it: who receive
 as it was sent, and needs nothing. Switches pass them on; routers, tunnels and Linux bridges with
 bridge-netfilter (usual on Kubernetes nodes) do not: watch in front of the first one. Not stamped, and counted: what is longer than the MTU with it, fragments, and what
 the device or the kernel cuts into several packets (segmentation offload, as of most TCP). Under a
-queueing discipline that holds packets (etf, taprio, netem) the wait counts as delay.
+queueing discipline that holds packets (etf, taprio, netem) the wait counts as delay. What leaves past
+the kernel (AF_XDP, DPDK) does not come by here: `takt monitor --node` has what Takt sends so.
 
 It takes Linux 6.6. SIGINT ends it, and the stamps; so does any other end of this process.
 

@@ -527,6 +527,13 @@ fn an_interface_is_watched_live() {
     }
 }
 
+#[test]
+fn times_that_a_device_does_not_tell_are_refused() {
+    let ran = run(&["monitor", "-i", "lo", "--device-times", "--for", "1s"]);
+    let told = "lo does not tell when it received each packet (";
+    assert!(ran.code == Some(1) && ran.err.contains(told), "{ran:?}");
+}
+
 /// The metrics of a monitor at this port of a host's loopback.
 fn metric(host: &Host, name: &str) -> u64 {
     let mut curl = host.command("curl").expect("a command");

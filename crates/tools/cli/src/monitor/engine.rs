@@ -77,7 +77,7 @@ impl Engine {
         let name = source.name();
         let input = match (&source.read, &source.interface) {
             (Some(path), _) => Input::file(path)?,
-            (None, Some(interface)) => Input::Live(sockets(interface, source, observe.by)?),
+            (None, Some(interface)) => Input::Live(sockets(interface, source, observe)?),
             (None, None) => Input::Node(Node::open(source)?),
         };
         let count = match &input {
@@ -404,20 +404,32 @@ impl Engine {
 }
 
 /// Sockets that share an interface's packets.
-fn sockets(interface: &str, source: &Source, by: By) -> Result<Vec<PacketSocket>, Failure> {
+fn sockets(
+    interface: &str,
+    source: &Source,
+    observe: &Observe,
+) -> Result<Vec<PacketSocket>, Failure> {
+    let failed = |error: takt_capture::socket::OpenError| Failure::Other(error.to_string());
     let ring = source.ring as usize;
-    let sockets = match source.threads {
+    let mut sockets = match source.threads {
         1 => PacketSocket::open(interface, ring, source.outgoing).map(|socket| vec![socket]),
         threads => {
-            let spread = match by {
+            let spread = match observe.by {
                 By::Tuple => Spread::Tuples,
                 By::Stream => Spread::Destinations,
             };
             let among = (threads.into(), spread);
             PacketSocket::open_several(interface, ring, source.outgoing, among)
         }
-    };
-    sockets.map_err(|error| Failure::Other(error.to_string()))
+    }
+    .map_err(failed)?;
+    if source.device_times {
+        let ahead_s = observe.tai_offset.unwrap_or_else(kernel_tai_offset);
+        for socket in &mut sockets {
+            (socket.take_device_times(interface, ahead_s * 1_000_000_000)).map_err(failed)?;
+        }
+    }
+    Ok(sockets)
 }
 
 impl Input {

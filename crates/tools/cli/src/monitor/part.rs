@@ -110,6 +110,8 @@ pub struct Share {
     pub dropped: Option<u64>,
     /// How long after its reception the last packet was taken, nanoseconds; none for files.
     pub backlog_ns: Option<i64>,
+    /// Packets whose times are the network card's.
+    pub by_device: u64,
 }
 
 /// A part at work.
@@ -125,6 +127,7 @@ pub struct Part {
     pub trouble: Option<String>,
     dropped: Option<u64>,
     backlog_ns: Option<i64>,
+    by_device: u64,
     pub unknown_link: Option<i32>,
 }
 
@@ -146,6 +149,7 @@ impl Part {
             events: Vec::new(),
             trouble: None,
             backlog_ns: None,
+            by_device: 0,
             unknown_link: None,
         }
     }
@@ -171,6 +175,7 @@ impl Part {
             packets: self.table.counters().packets,
             dropped: self.dropped,
             backlog_ns: self.backlog_ns,
+            by_device: self.by_device,
         }
     }
 
@@ -207,6 +212,7 @@ impl Part {
                 )),
                 None => Failure::io("capture")(error),
             })?;
+        self.by_device = socket.by_device();
         if let Ok(statistics) = socket.statistics() {
             let dropped = self.dropped.get_or_insert(0);
             *dropped += u64::from(statistics.drops);

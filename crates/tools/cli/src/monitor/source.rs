@@ -41,6 +41,9 @@ pub struct Source {
     /// Memory between the kernel and the monitor
     #[arg(long, value_name = "MEGABYTES", default_value_t = 64, requires = "interface", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub ring: u32,
+    /// Times by the network card's own clock, where it tells when it received a packet (`ethtool -T`); PTP is to keep it in TAI
+    #[arg(long, requires = "interface")]
+    pub device_times: bool,
     /// Threads that share the packets, each with its part of the memory and of the flows
     #[arg(long, value_name = "COUNT", default_value_t = 1, requires = "interface", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: u16,
