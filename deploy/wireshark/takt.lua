@@ -1,7 +1,8 @@
 -- SPDX-License-Identifier: Apache-2.0
 --
 -- Wireshark's decode of what runtimes of Takt send each other: channel datagrams (version 2), peering messages, handshakes and
--- announcements (version 3), as docs/reference/wire-format.md has them; and beats of `takt balance` (docs/reference/balance.md).
+-- announcements (version 3), as docs/reference/wire-format.md has them; trailers that `takt stamp` puts behind packets of others; and beats of
+-- `takt balance` (docs/reference/balance.md).
 --
 --   tshark -X lua_script:takt.lua -r trace.pcapng -Y takt.channel==7
 --   cp takt.lua ~/.local/lib/wireshark/plugins/        for good
@@ -493,6 +494,30 @@ local function heuristic(buffer, pinfo, tree)
 end
 
 takt:register_heuristic("udp", heuristic)
+
+local trailer = Proto("takt.trailer", "Takt trailer")
+local t = {
+	sequence = ProtoField.uint32("takt.trailer.sequence", "Number in its flow"),
+	sent = ProtoField.int64("takt.trailer.sent", "At the sender's egress (TAI, ns)"),
+}
+trailer.fields = { t.sequence, t.sent }
+
+-- All its words add up to nothing (RFC 1071).
+local function is_trailer(buffer)
+	if buffer:captured_len() < 18 or buffer(0, 4):string() ~= "TkS1" then return false end
+	local sum = 0
+	for at = 0, 16, 2 do sum = sum + buffer(at, 2):uint() end
+	while sum > 0xffff do sum = math.floor(sum / 0x10000) + sum % 0x10000 end
+	return sum == 0xffff
+end
+
+trailer:register_heuristic("eth.trailer", function(buffer, _, tree)
+	if not is_trailer(buffer) then return false end
+	local part = tree:add(trailer, buffer(0, 18))
+	part:add(t.sequence, buffer(4, 4))
+	part:add(t.sent, buffer(8, 8))
+	return true
+end)
 
 local ports = DissectorTable.get("udp.port")
 local registered

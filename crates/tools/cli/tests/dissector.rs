@@ -18,6 +18,7 @@ use takt_lab::{Lab, LabConfig};
 use takt_testing::{Directory, until_true};
 use takt_time::TrafficClass;
 use takt_wire::channel::{DatagramCursor, DatagramHeader, Kind, Protection, Record, RecordHeader};
+use takt_wire::trailer::Trailer;
 
 const SCRIPT: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -28,15 +29,14 @@ const PORT: u16 = 7401;
 
 /// What tshark says of a capture: of each packet, the fields by their names.
 fn dissect(path: &str) -> Vec<Value> {
+    dissect_as(path, "takt frame udp pkt_comment")
+}
+
+/// Of these protocols alone.
+fn dissect_as(path: &str, protocols: &str) -> Vec<Value> {
     let output = Command::new("tshark")
         .args(["-X", &format!("lua_script:{SCRIPT}"), "-r", path])
-        .args([
-            "-T",
-            "json",
-            "--no-duplicate-keys",
-            "-J",
-            "takt frame udp pkt_comment",
-        ])
+        .args(["-T", "json", "--no-duplicate-keys", "-J", protocols])
         .stderr(Stdio::piped())
         .output()
         .expect("tshark runs: scripts/setup.sh test installs it");
@@ -111,6 +111,29 @@ fn write(path: &str, frames: impl IntoIterator<Item = Vec<u8>>) {
         writer.packet(&meta, &frame).expect("written");
     }
     writer.flush().expect("written");
+}
+
+#[test]
+fn trailers_are_shown_and_padding_is_none() {
+    let directory = Directory::new();
+    let path = directory.text("stamped.pcapng");
+    let (sequence, sent_ns) = (0xf000_0001, 1_700_000_037_000_000_042);
+    let trailer = Trailer { sequence, sent_ns }.emit();
+    let mut broken = trailer;
+    broken[9] ^= 1;
+    let padded = [&trailer[..], &[0; 5]].concat();
+    let behind = [&trailer[..], &padded, &broken, &[0; 18]];
+    write(
+        &path,
+        behind.map(|behind| [&udp(9, b"anything"), behind].concat()),
+    );
+    let packets = dissect_as(&path, "takt.trailer");
+    let fields = |name| packets.iter().map(move |packet| values(packet, name));
+    let of = |value: String| vec![vec![value.clone()], vec![value], vec![], vec![]];
+    let told: Vec<_> = fields("takt.trailer.sequence").collect();
+    assert_eq!(told, of(sequence.to_string()));
+    let told: Vec<_> = fields("takt.trailer.sent").collect();
+    assert_eq!(told, of(sent_ns.to_string()));
 }
 
 /// A datagram with records of all kinds that hold data.
