@@ -3,10 +3,15 @@
 
 mod support;
 
+use std::sync::{Mutex, PoisonError};
+
 use support::takt;
 use takt_bench::report::Report;
 use takt_datapath::plugin::file_name;
 use takt_testing::{Directory, built};
+
+/// Each of these experiments keeps all cores of a small machine busy.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 #[test]
 fn what_the_runtime_counts_is_what_was_captured_and_nothing_left_early() {
@@ -14,6 +19,7 @@ fn what_the_runtime_counts_is_what_was_captured_and_nothing_left_early() {
         eprintln!("skipped: network namespaces need root");
         return;
     }
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let library = built().join("libtakt_preload.so");
     let out = Directory::new();
     let out = out.join("report");
@@ -66,6 +72,7 @@ fn a_critical_flow_beside_more_than_its_link_carries_is_complete_and_in_order() 
         eprintln!("skipped: network namespaces need root");
         return;
     }
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let out = Directory::new();
     let out = out.text("report");
     let arguments = [
@@ -108,6 +115,7 @@ fn streams_roam_over_all_technologies_and_nothing_of_the_reliable_one_is_lost() 
         eprintln!("skipped: network namespaces need root");
         return;
     }
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let plugins = built().join("../datapaths/debug");
     let is_there = |name: &&str| plugins.join(file_name(name)).exists();
     let loaded: Vec<&str> = ["dpdk", "fabric"].into_iter().filter(is_there).collect();
