@@ -1,12 +1,13 @@
 //! Captured packets into a table of flows, with specifications of every kind of stamp.
 //!
-//! A byte for the link type, one that moves the clock, one for the length, then the packet; again and again.
+//! A byte for the link type, or for a copy that a node has made, one that moves the clock, one for the length, then the packet; again and again.
 
 #![no_main]
 
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
+use takt_health::key::Way;
 use takt_health::packet::LinkType;
 use takt_health::spec::Document;
 use takt_health::table::{Config, Table};
@@ -55,14 +56,21 @@ fuzz_target!(|bytes: &[u8]| {
     while let [link, step, length, tail @ ..] = rest {
         let (packet, behind) = tail.split_at(tail.len().min(usize::from(*length)));
         rest = behind;
-        let link = [0, 1, 101, 113, 276][usize::from(*link) % 5];
+        let number = [0, 1, 101, 113, 276].get(usize::from(*link) % 7);
         now = match step {
             255 => i64::MAX,
             254 => i64::MIN,
             step => now.wrapping_add((i64::from(*step) - 100) * 100_000),
         };
-        let link = LinkType::from_number(link).expect("a known one");
-        let _ = table.take(now, link, packet, packet.len() as u32);
+        let size = packet.len() as u32;
+        let _ = match number {
+            Some(number) => {
+                let link = LinkType::from_number(*number).expect("a known one");
+                table.take(now, link, packet, size)
+            }
+            None if link % 7 == 5 => table.take_copy(now, (Way::From, None), packet, size),
+            None => table.take_copy(now, (Way::To, Some([10, 0, 0, 2].into())), packet, size),
+        };
         count += 1;
         if step % 7 == 0 {
             table.sweep(now.clamp(i64::MIN / 4, i64::MAX / 4), 8);
