@@ -66,7 +66,8 @@ impl Live {
         let live = Arc::new(Self {
             name: name.to_owned(),
             flows: Mutex::default(),
-            asked: AtomicBool::new(false),
+            // The first one who looks sees something.
+            asked: AtomicBool::new(true),
         });
         let at = web::serve(&[address], Arc::clone(&live)).map_err(|error| {
             Failure::Other(format!(
