@@ -158,6 +158,8 @@ impl Directory {
 pub fn browsed(address: &str) -> String {
     let output = Command::new("chromium")
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
+        // Containers have little of it.
+        .arg("--disable-dev-shm-usage")
         // Of the page's own time, ms, which stands still while the page waits for an answer.
         .arg("--virtual-time-budget=2500")
         .arg(address)
