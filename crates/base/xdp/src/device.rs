@@ -1,4 +1,4 @@
-//! What the kernel says of an interface beyond the routing tables: index, driver, receive queues.
+//! What the kernel says of an interface beyond the routing tables: index, hardware, MTU, driver, receive queues, stamps.
 
 use std::ffi::CString;
 use std::io;
@@ -97,26 +97,75 @@ pub fn receive_queues(name: &str) -> io::Result<u32> {
     Ok(channels.rx.saturating_add(channels.combined))
 }
 
+/// What hardware an interface is, by ARPHRD_*.
+///
+/// # Errors
+/// The kernel's.
+pub fn hardware_kind(name: &str) -> io::Result<u16> {
+    let answer = ask(name, libc::SIOCGIFHWADDR, |_| {})?;
+    // SAFETY: the answer to this request is an address.
+    Ok(unsafe { answer.ifru_hwaddr.sa_family })
+}
+
+/// The MTU of an interface.
+///
+/// # Errors
+/// The kernel's.
+pub fn mtu(name: &str) -> io::Result<u32> {
+    let answer = ask(name, libc::SIOCGIFMTU, |_| {})?;
+    // SAFETY: the answer to this request is a number.
+    Ok(u32::try_from(unsafe { answer.ifru_mtu }).unwrap_or(0))
+}
+
+/// Has an interface stamp all packets that it receives, by its own clock; what it does with those that it sends stays. It stays so,
+/// as `hwstamp_ctl -r 1` leaves it.
+///
+/// # Errors
+/// The kernel's; few devices can.
+pub fn stamp_received(name: &str) -> io::Result<()> {
+    // SAFETY: integers, for which zeros are values.
+    let mut config: libc::hwtstamp_config = unsafe { std::mem::zeroed() };
+    let all = libc::HWTSTAMP_FILTER_ALL as libc::c_int;
+    let known = pass(name, libc::SIOCGHWTSTAMP, &mut config).is_ok();
+    if known && config.rx_filter == all {
+        return Ok(());
+    }
+    config.rx_filter = all;
+    pass(name, libc::SIOCSHWTSTAMP, &mut config)
+}
+
 /// One `SIOCETHTOOL` call with one of the structures above, which begin with the command.
 fn ethtool<T>(name: &str, argument: &mut T) -> io::Result<()> {
+    pass(name, libc::SIOCETHTOOL, argument)
+}
+
+/// A request about an interface with a structure that the kernel reads and writes.
+fn pass<T>(name: &str, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
+    let argument = std::ptr::from_mut(argument).cast();
+    ask(name, request, |about| about.ifru_data = argument).map(drop)
+}
+
+/// A request about an interface (netdevice(7)).
+fn ask(
+    name: &str,
+    request: libc::c_ulong,
+    fill: impl FnOnce(&mut libc::__c_anonymous_ifr_ifru),
+) -> io::Result<libc::__c_anonymous_ifr_ifru> {
     let socket = control_socket()?;
     // SAFETY: `ifreq` is plain integers, arrays and a pointer, for which zeros are values.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request
+    let mut about: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in about
         .ifr_name
         .iter_mut()
         .zip(name.bytes().take(libc::IFNAMSIZ - 1))
     {
         *to = from as libc::c_char;
     }
-    request.ifr_ifru.ifru_data = std::ptr::from_mut(argument).cast();
-    // SAFETY: the descriptor is open; the request names a structure as long as its command makes
-    // the kernel write.
-    let result =
-        unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
+    fill(&mut about.ifr_ifru);
+    // SAFETY: the descriptor is open; the request is as large as any answer, and names a structure as long as its command
+    // makes the kernel write.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), request as _, &raw mut about) } {
+        0 => Ok(about.ifr_ifru),
+        _ => Err(io::Error::last_os_error()),
     }
 }

@@ -6,6 +6,9 @@ mod device;
 mod error;
 mod link;
 
-pub use device::{Namespace, driver, index, is_there, namespace, receive_queues};
+pub use device::{
+    Namespace, driver, hardware_kind, index, is_there, mtu, namespace, receive_queues,
+    stamp_received,
+};
 pub use error::{errno, told};
 pub use link::{AttachMode, attach};

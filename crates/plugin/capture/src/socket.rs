@@ -294,16 +294,7 @@ impl PacketSocket {
             interface: name.to_owned(),
             source,
         };
-        // SAFETY: integers, for which zeros are values.
-        let mut config: libc::hwtstamp_config = unsafe { std::mem::zeroed() };
-        let all = libc::HWTSTAMP_FILTER_ALL as libc::c_int;
-        let known = self
-            .stamping(name, libc::SIOCGHWTSTAMP, &mut config)
-            .is_ok();
-        if !known || config.rx_filter != all {
-            config.rx_filter = all;
-            (self.stamping(name, libc::SIOCSHWTSTAMP, &mut config)).map_err(none)?;
-        }
+        takt_xdp::stamp_received(name).map_err(none)?;
         let wanted = libc::SOF_TIMESTAMPING_RAW_HARDWARE as libc::c_int;
         set(&self.socket, libc::SOL_PACKET, PACKET_TIMESTAMP, &wanted).map_err(none)?;
         self.device_ahead_ns = ahead_ns;
@@ -313,30 +304,6 @@ impl PacketSocket {
     /// How many packets had the device's times.
     pub fn by_device(&self) -> u64 {
         self.by_device
-    }
-
-    /// Asks for the device's times, or tells what they are to be.
-    fn stamping(
-        &self,
-        name: &str,
-        request: libc::c_ulong,
-        config: &mut libc::hwtstamp_config,
-    ) -> io::Result<()> {
-        // SAFETY: integers, bytes and a pointer, for which zeros are values.
-        let mut about: libc::ifreq = unsafe { std::mem::zeroed() };
-        // The last byte stays zero.
-        for (to, from) in about.ifr_name[..libc::IFNAMSIZ - 1]
-            .iter_mut()
-            .zip(name.bytes())
-        {
-            *to = from as libc::c_char;
-        }
-        about.ifr_ifru.ifru_data = ptr::from_mut(config).cast();
-        // SAFETY: a request with a name, and room for what the kernel writes.
-        match unsafe { libc::ioctl(self.socket.as_raw_fd(), request as _, &raw mut about) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
     }
 
     /// The number of the group that it is in.

@@ -4,15 +4,14 @@
 //! Whoever receives them needs nothing: IP says how long a packet is, and the kernel cuts off what is behind. The
 //! program goes with its [`Stamper`], however the process ends. Decision 0023 says why there.
 
-use std::io;
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use aya::maps::{Array, Map, MapData, PerCpuArray};
 use aya::programs::links::LinkOrder;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader, Pod};
+use serde::Serialize;
 use takt_health::pattern::{Side, Tuple};
 use takt_wire::ethernet::HEADER_LEN;
 use takt_xdp::{errno, told};
@@ -110,7 +109,7 @@ impl Rule {
 }
 
 /// What became of the packets of these flows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     /// They have a trailer.
     pub stamped: u64,
@@ -131,6 +130,7 @@ pub struct Stamper {
     /// Keeps the program and its link.
     _ebpf: Ebpf,
     counters: PerCpuArray<MapData, u64>,
+    index: u32,
 }
 
 impl Stamper {
@@ -142,6 +142,8 @@ impl Stamper {
         if flows.len() > MOST_FLOWS {
             return Err(Error::TooMany(flows.len()));
         }
+        let none = || Error::NoInterface(interface.to_owned());
+        let index = takt_xdp::index(interface).ok_or_else(none)?;
         let longest = longest(interface)?;
         let count = flows.len() as u32;
         let mut ebpf = EbpfLoader::new()
@@ -178,7 +180,13 @@ impl Stamper {
         Ok(Self {
             _ebpf: ebpf,
             counters,
+            index,
         })
+    }
+
+    /// Whether the interface is still there, in this network namespace.
+    pub fn is_there(&self) -> bool {
+        takt_xdp::is_there(self.index)
     }
 
     /// What became of packets so far.
@@ -214,41 +222,14 @@ fn missing() -> Error {
 
 /// Bytes of the longest frame that an interface sends.
 fn longest(interface: &str) -> Result<u32, Error> {
-    let none = || Error::NoInterface(interface.to_owned());
-    // SAFETY: no memory is handed over.
-    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-    if socket < 0 {
-        return Err(load("open a socket")(io::Error::last_os_error()));
-    }
-    // SAFETY: a descriptor that was just opened, and belongs to nobody else.
-    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    // SAFETY: integers and bytes, for which zeros are values.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // With a zero behind it.
-    if interface.is_empty() || interface.len() >= request.ifr_name.len() {
-        return Err(none());
-    }
-    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
-        *to = from as libc::c_char;
-    }
-    let mut ask = |what: libc::Ioctl| {
-        // SAFETY: such a request has the interface's name, and is as large as all its answers.
-        match unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw mut request) } {
-            0 => Ok(request.ifr_ifru),
-            _ => Err(none()),
-        }
-    };
-    // SAFETY: the answer to this request is an address.
-    let kind = unsafe { ask(libc::SIOCGIFHWADDR as _)?.ifru_hwaddr.sa_family };
+    let none = |_| Error::NoInterface(interface.to_owned());
+    let kind = takt_xdp::hardware_kind(interface).map_err(none)?;
     if kind != libc::ARPHRD_ETHER && kind != libc::ARPHRD_LOOPBACK {
         return Err(Error::NotEthernet {
             interface: interface.to_owned(),
             kind,
         });
     }
-    // SAFETY: the answer to this request is a number.
-    let mtu = unsafe { ask(libc::SIOCGIFMTU as _)?.ifru_mtu };
-    Ok(u32::try_from(mtu)
-        .unwrap_or(0)
-        .saturating_add(HEADER_LEN as u32))
+    let mtu = takt_xdp::mtu(interface).map_err(none)?;
+    Ok(mtu.saturating_add(HEADER_LEN as u32))
 }

@@ -1,15 +1,12 @@
 //! `takt stamp`.
 
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::netdevice::name_to_index;
-use rustix::net::{AddressFamily, SocketType, socket};
 use serde::Serialize;
 use takt_health::pattern::{Pattern, Tuple};
-use takt_stamp_tc::Stamper;
+use takt_stamp_tc::{Counters, Stamper};
 
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json};
@@ -21,10 +18,11 @@ carries. Both clocks need to be synchronised (PTP).
 
 The time goes behind the IP packet, 18 bytes that are no part of it: who receives the packet has it
 as it was sent, and needs nothing. Switches pass them on; routers, tunnels and Linux bridges with
-bridge-netfilter (usual on Kubernetes nodes) do not: watch in front of the first one. Not stamped, and counted: what is longer than the MTU with it, fragments, and what
-the device or the kernel cuts into several packets (segmentation offload, as of most TCP). Under a
-queueing discipline that holds packets (etf, taprio, netem) the wait counts as delay. What leaves past
-the kernel (AF_XDP, DPDK) does not come by here: `takt monitor --node` has what Takt sends so.
+bridge-netfilter (usual on Kubernetes nodes) do not: watch in front of the first one. Not stamped, and
+counted: what is longer than the MTU with it, fragments, and what the device or the kernel cuts into
+several packets (segmentation offload, as of most TCP). Under a queueing discipline that holds packets
+(etf, taprio, netem) the wait counts as delay. What leaves past the kernel (AF_XDP, DPDK) does not
+come by here: `takt monitor --node` has what Takt sends so.
 
 It takes Linux 6.6. SIGINT ends it, and the stamps; so does any other end of this process.
 
@@ -60,12 +58,8 @@ fn flows(text: &str) -> Result<Tuple, String> {
 #[derive(Debug, Serialize)]
 struct Account {
     interface: String,
-    stamped: u64,
-    segmented: u64,
-    fragmented: u64,
-    too_long: u64,
-    padded: u64,
-    failed: u64,
+    #[serde(flatten)]
+    counters: Counters,
 }
 
 impl Stamp {
@@ -73,7 +67,6 @@ impl Stamp {
         let failed = |error: takt_stamp_tc::Error| Failure::Other(error.to_string());
         let stop = readable_at_signal()?;
         let stamper = Stamper::attach(&self.interface, &self.flows).map_err(failed)?;
-        let index = self.index();
         eprintln!(
             "takt: packets that leave {} are stamped; SIGINT ends it",
             self.interface
@@ -97,19 +90,13 @@ impl Stamp {
                 Ok(_) => break false,
                 Err(error) => return Err(Failure::io("wait")(error.into())),
             }
-            if self.index() != index {
+            if !stamper.is_there() {
                 break true;
             }
         };
-        let counters = stamper.counters().map_err(failed)?;
         let account = Account {
             interface: self.interface,
-            stamped: counters.stamped,
-            segmented: counters.segmented,
-            fragmented: counters.fragmented,
-            too_long: counters.too_long,
-            padded: counters.padded,
-            failed: counters.failed,
+            counters: stamper.counters().map_err(failed)?,
         };
         match self.form.json {
             true => print_json(&account)?,
@@ -123,12 +110,6 @@ impl Stamp {
             false => Ok(()),
         }
     }
-
-    /// The interface's number; `None`: there is none.
-    fn index(&self) -> Option<u32> {
-        let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
-        name_to_index(socket.as_fd(), &self.interface).ok()
-    }
 }
 
 /// How often the interface is looked for.
@@ -136,13 +117,14 @@ const LOOK: Duration = Duration::from_secs(1);
 
 impl Account {
     fn text(&self) -> String {
-        let mut text = format!("{}: {} stamped", self.interface, self.stamped);
+        let counters = &self.counters;
+        let mut text = format!("{}: {} stamped", self.interface, counters.stamped);
         for (count, what) in [
-            (self.segmented, "not: segmented later"),
-            (self.fragmented, "not: fragments"),
-            (self.too_long, "not: longer than the MTU with a stamp"),
-            (self.padded, "not: something is behind the IP packet"),
-            (self.failed, "not: the kernel had no memory"),
+            (counters.segmented, "not: segmented later"),
+            (counters.fragmented, "not: fragments"),
+            (counters.too_long, "not: longer than the MTU with a stamp"),
+            (counters.padded, "not: something is behind the IP packet"),
+            (counters.failed, "not: the kernel had no memory"),
         ] {
             if count > 0 {
                 text.push_str(&format!("; {count} {what}"));

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -19,6 +19,8 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
+
+use crate::failure::Failure;
 
 /// What pages are.
 pub const HTML: &str = "text/html; charset=utf-8";
@@ -131,6 +133,18 @@ async fn respond<S: Site>(request: Request<Incoming>, site: Arc<S>) -> Result<An
         return Ok(answer(StatusCode::METHOD_NOT_ALLOWED, TEXT, "use GET\n"));
     }
     Ok(site.answer(request.uri().path()).await)
+}
+
+/// What a page and who fills it share. A thread that panicked leaves it as it was.
+pub fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why there is no page.
+pub fn no_page(address: SocketAddr, error: &io::Error) -> Failure {
+    Failure::Other(format!(
+        "cannot serve the page at {address}: {error}; choose another address and port with --http, or port 0 for any"
+    ))
 }
 
 /// An answer that nobody is to keep.

@@ -271,12 +271,14 @@ impl Engine {
     /// Takes some packets. False at the end of a file.
     pub fn step(&mut self) -> Result<bool, Failure> {
         let outlets = &self.outlets;
-        let goes_on = match (&mut self.input, &mut self.parts[..]) {
-            (Input::File(reader, packet), [part, ..]) => part.read(reader, packet, outlets),
-            (Input::Node(node), [part, ..]) => part.copies(node, outlets).map(|()| true)?,
-            (Input::Live(sockets), [part]) => {
-                part.receive(&mut sockets[0], outlets).map(|()| true)?
+        let mut goes_on = true;
+        match (&mut self.input, &mut self.parts[..]) {
+            (_, []) => goes_on = false,
+            (Input::File(reader, packet), [part, ..]) => {
+                goes_on = part.read(reader, packet, outlets);
             }
+            (Input::Node(node), [part, ..]) => part.copies(node, outlets)?,
+            (Input::Live(sockets), [part]) => part.receive(&mut sockets[0], outlets)?,
             (Input::Live(sockets), parts) => {
                 let end = Instant::now() + WAIT;
                 thread::scope(|scope| {
@@ -290,11 +292,9 @@ impl Engine {
                         let received = running.join();
                         received.unwrap_or_else(|why| std::panic::resume_unwind(why))
                     })
-                })
-                .map(|()| true)?
+                })?;
             }
-            (_, []) => false,
-        };
+        }
         self.gather();
         Ok(goes_on)
     }

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use hyper::StatusCode;
 
@@ -14,7 +14,7 @@ use takt_health::level::Level;
 
 use super::engine::Engine;
 use crate::failure::Failure;
-use crate::web::{self, Answer, Site};
+use crate::web::{self, Answer, Site, lock};
 
 const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -144,7 +144,7 @@ pub struct Exposition(Mutex<String>);
 impl Exposition {
     /// From now on this one.
     pub fn set(&self, text: String) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = text;
+        *lock(&self.0) = text;
     }
 }
 
@@ -153,12 +153,12 @@ impl Site for Exposition {
     const BY_ANY_NAME: bool = true;
 
     async fn answer(&self, _: &str) -> Answer {
-        let text = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = lock(&self.0).clone();
         let status = match text.is_empty() {
             true => StatusCode::SERVICE_UNAVAILABLE,
             false => StatusCode::OK,
         };
-        web::answer(status, KIND, text.clone())
+        web::answer(status, KIND, text)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use hyper::StatusCode;
 use takt_health::level::Level;
@@ -14,7 +14,7 @@ use super::curve::Curve;
 use super::engine::Engine;
 use super::text::{self, figure};
 use crate::failure::Failure;
-use crate::web::{self, Answer, Site};
+use crate::web::{self, Answer, Site, lock};
 
 /// Flows in the table.
 const FLOWS: usize = 500;
@@ -69,11 +69,8 @@ impl Live {
             // The first one who looks sees something.
             asked: AtomicBool::new(true),
         });
-        let at = web::serve(&[address], Arc::clone(&live)).map_err(|error| {
-            Failure::Other(format!(
-                "cannot serve the page at {address}: {error}; choose another address and port with --http, or port 0 for any"
-            ))
-        })?;
+        let at = web::serve(&[address], Arc::clone(&live))
+            .map_err(|error| web::no_page(address, &error))?;
         Ok((live, at))
     }
 
@@ -81,7 +78,7 @@ impl Live {
     pub fn show(&self, engine: &Engine) {
         if self.asked.swap(false, Ordering::Relaxed) {
             let flows = flows(engine);
-            *self.flows.lock().unwrap_or_else(PoisonError::into_inner) = flows;
+            *lock(&self.flows) = flows;
         }
     }
 }
@@ -92,8 +89,8 @@ impl Site for Live {
         match path {
             "/" => web::answer(StatusCode::OK, web::HTML, whole(&self.name, "", SCRIPT)),
             "/flows" => {
-                let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-                web::answer(StatusCode::OK, web::HTML, flows.clone())
+                let flows = lock(&self.flows).clone();
+                web::answer(StatusCode::OK, web::HTML, flows)
             }
             _ => web::answer(StatusCode::NOT_FOUND, web::TEXT, "the flows are at /\n"),
         }

@@ -1,7 +1,7 @@
 //! The page of `takt stream view`: the live picture, and how long frames took.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use hyper::StatusCode;
 use hyper::body::Bytes;
@@ -13,7 +13,7 @@ use takt_streaming::{Format, Frame};
 use super::pixels;
 use super::view::{Figures, Seen};
 use crate::failure::Failure;
-use crate::web::{self, Answer, Site};
+use crate::web::{self, Answer, Site, lock};
 
 const PAGE: &str = include_str!("page.html");
 /// Where browsers of this machine find it unless it is to be elsewhere: at another port where that one is taken.
@@ -119,9 +119,7 @@ impl Page {
         });
         let address = web::serve(addresses, Arc::clone(&state)).map_err(|error| {
             let address = addresses.last().unwrap_or(&USUAL[0]);
-            Failure::Other(format!(
-                "cannot serve the page at {address}: {error}; choose another address and port with --http, or port 0 for any"
-            ))
+            web::no_page(*address, &error)
         })?;
         Ok(Self { address, state })
     }
@@ -139,10 +137,6 @@ impl Page {
     pub fn tell(&self, shown: Shown) {
         *lock(&self.state.shown) = Some(shown);
     }
-}
-
-fn lock<T>(state: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Site for State {
