@@ -797,7 +797,7 @@ impl Port for DpdkPort {
         false
     }
 
-    fn wait_fd(&self) -> BorrowedFd<'_> {
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
         if !self.traffic.waiting.asked.replace(true) && self.traffic.waiting.timer.is_some() {
             // Goes off at once: the next empty receive sets it.
             if let Some(timer) = &self.traffic.waiting.timer {
@@ -822,7 +822,7 @@ impl Port for DpdkPort {
                 };
             }
         }
-        self.traffic.waiting.epoll.as_fd()
+        vec![self.traffic.waiting.epoll.as_fd()]
     }
 
     fn counters(&self) -> PortCounters {

@@ -478,8 +478,8 @@ impl Port for FabricPort {
         self.by_syscall
     }
 
-    fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.waiting.descriptor()
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.waiting.descriptor()]
     }
 
     fn counters(&self) -> PortCounters {

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use support::probe;
+use takt_datapath::conformance::readable_within;
 use takt_datapath::{Datapath, OpenError, PeerHandle, Port, PortRequest, ReserveError};
 use takt_datapath_fabric::{FabricConfig, FabricDatapath, Provider};
 use takt_time::TrafficClass;
@@ -368,7 +369,7 @@ fn a_sleeping_sender_goes_on_when_its_receiver_does() {
             let delivered = right.receive(64, &mut |_| {});
             count += delivered;
             if delivered == 0 {
-                readable(&*right, Duration::from_millis(10));
+                readable_within(&*right, Duration::from_millis(10));
             }
         }
     });
@@ -385,7 +386,7 @@ fn a_sleeping_sender_goes_on_when_its_receiver_does() {
             break;
         }
         assert!(
-            all || readable(&*left, PATIENCE),
+            all || readable_within(&*left, PATIENCE),
             "nothing wakes the sender: {:?}",
             left.counters()
         );
@@ -393,25 +394,13 @@ fn a_sleeping_sender_goes_on_when_its_receiver_does() {
     }
     // What the provider still has leaves although this does nothing unless it is woken.
     while !reader.is_finished() {
-        if readable(&*left, Duration::from_millis(10)) {
+        if readable_within(&*left, Duration::from_millis(10)) {
             left.flush();
             left.receive(64, &mut |_| {});
         }
         assert!(start.elapsed() < PATIENCE, "{:?}", left.counters());
     }
     reader.join().expect("all has arrived");
-}
-
-/// Whether the descriptor becomes readable; gives up in the end.
-fn readable(port: &dyn Port, time: Duration) -> bool {
-    use std::os::fd::AsRawFd;
-    let mut fd = libc::pollfd {
-        fd: port.wait_fd().as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one descriptor.
-    unsafe { libc::poll(&raw mut fd, 1, time.as_millis() as libc::c_int) == 1 }
 }
 
 #[test]

@@ -243,8 +243,8 @@ impl Port for UdpPort {
         true
     }
 
-    fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.socket.as_fd()]
     }
 
     /// Asks the kernel for its count of drops: one system call.

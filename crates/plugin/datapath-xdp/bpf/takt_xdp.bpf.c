@@ -21,8 +21,9 @@
 #define IP_FRAGMENT_OFFSET 0x1fff
 #define MOST_VLAN_TAGS 2
 
-/* Ports of Takt on the interface at a time; user space has the same number. */
+/* Ports of Takt on the interface at a time, and sockets of each on a queue; user space has the same numbers. */
 #define MOST_PORTS 64
+#define RINGS 2
 
 struct vlan_tag {
 	__be16 control;
@@ -48,8 +49,9 @@ struct {
 } takt_endpoints SEC(".maps");
 
 /*
- * The socket for each port on each receive queue, at queue * MOST_PORTS + port: the port's own or, where it has
- * none on the queue, another's. User space sets the size.
+ * The sockets for each port on each receive queue, from (queue * MOST_PORTS + port) * RINGS on: the port's own or, where
+ * it has none on the queue, another's. The first is for best effort, the second for what is marked with a traffic class,
+ * which so finds room however much else comes. User space sets the size.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
@@ -74,8 +76,11 @@ static __always_inline void count(__u32 which)
 		*counter += 1;
 }
 
-/* Where the frame's datagram goes; false when it is not a whole UDP datagram in plain IP. */
-static __always_inline bool destination(struct xdp_md *ctx, struct endpoint *endpoint)
+/*
+ * Where the frame's datagram goes, and its class selector (RFC 2474, section 4.2.2.2); false when it is not a whole UDP
+ * datagram in plain IP.
+ */
+static __always_inline bool destination(struct xdp_md *ctx, struct endpoint *endpoint, __u8 *class)
 {
 	void *data = (void *)(long)ctx->data;
 	void *end = (void *)(long)ctx->data_end;
@@ -111,6 +116,7 @@ static __always_inline bool destination(struct xdp_md *ctx, struct endpoint *end
 			return false;
 		endpoint->address.words[2] = bpf_htonl(0xffff);
 		endpoint->address.words[3] = ip->daddr;
+		*class = ip->tos >> 5;
 		udp = next + ip->ihl * 4;
 	} else if (protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr *ip = next;
@@ -120,6 +126,8 @@ static __always_inline bool destination(struct xdp_md *ctx, struct endpoint *end
 		if (ip->nexthdr != IPPROTO_UDP)
 			return false;
 		__builtin_memcpy(&endpoint->address, &ip->daddr, sizeof(endpoint->address));
+		/* The upper half of the traffic class. */
+		*class = ip->priority >> 1;
 		udp = (void *)(ip + 1);
 	} else {
 		return false;
@@ -135,12 +143,13 @@ SEC("xdp.frags")
 int takt_xdp(struct xdp_md *ctx)
 {
 	struct endpoint endpoint = {};
+	__u8 class = 0;
 	__u32 *port;
 
-	if (destination(ctx, &endpoint)) {
+	if (destination(ctx, &endpoint, &class)) {
 		port = bpf_map_lookup_elem(&takt_endpoints, &endpoint);
 		if (port && *port < MOST_PORTS) {
-			__u32 socket = ctx->rx_queue_index * MOST_PORTS + *port;
+			__u32 socket = (ctx->rx_queue_index * MOST_PORTS + *port) * RINGS + (class > 0);
 			/* Where there is no socket the answer is the last argument. */
 			int action = bpf_redirect_map(&takt_sockets, socket, XDP_PASS);
 

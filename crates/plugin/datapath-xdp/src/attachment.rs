@@ -316,12 +316,17 @@ impl Claim {
         self.reservation.local()
     }
 
-    /// Has datagrams for the claimed address that arrive on `queue` go to `socket`, which stays
-    /// open until the claim is released.
-    pub(crate) fn place(&self, queue: u32, socket: &impl AsFd) -> Result<(), OpenError> {
+    /// Has datagrams for the claimed address that arrive on `queue` go to `socket`, and those that are marked with a
+    /// traffic class to `upper`. Both stay open until the claim is released.
+    pub(crate) fn place(
+        &self,
+        queue: u32,
+        socket: &impl AsFd,
+        upper: &impl AsFd,
+    ) -> Result<(), OpenError> {
         self.attachment
             .maps()
-            .place(self.slot, queue, socket)
+            .place(self.slot, queue, [socket.as_fd(), upper.as_fd()])
             .map_err(|source| OpenError::System {
                 action: format!(
                     "cannot enter the socket of queue {queue} into the XDP program's map"

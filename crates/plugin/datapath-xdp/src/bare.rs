@@ -66,7 +66,7 @@ impl BareSocket {
             pool.fill.push(u64::from(chunk) * CHUNK as u64);
         }
         pool.fill.publish();
-        claim.place(queue, &socket)?;
+        claim.place(queue, &socket, &socket)?;
         claim.accept()?;
         Ok(Self {
             _claim: claim,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use aya::Ebpf;
 use aya::maps::{HashMap as BpfHashMap, MapData, MapError, PerCpuArray, XskMap};
@@ -51,17 +51,20 @@ impl Endpoint {
 /// Ports on an interface at a time: `MOST_PORTS` of the program.
 pub(crate) const MOST_PORTS: u32 = 64;
 
+/// Sockets of a port on a queue: `RINGS` of the program. The second is for what is marked with a traffic class.
+pub(crate) const RINGS: u32 = 2;
+
 /// A port's number, below [`MOST_PORTS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Slot(u32);
 
-/// A socket of a port on a queue.
+/// The sockets of a port on a queue.
 #[derive(Clone, Copy, Debug)]
 struct Placement {
     slot: Slot,
     queue: u32,
     /// Open as long as the placement is there.
-    socket: RawFd,
+    sockets: [RawFd; RINGS as usize],
 }
 
 /// The program's maps with what belongs in them.
@@ -118,14 +121,19 @@ impl Maps {
         Some(slot)
     }
 
-    /// Has datagrams for the port that arrive on `queue` go to `socket`, and those for ports
-    /// without a socket on that queue as well, if there is no other. The socket stays open until
-    /// [`remove`](Self::remove).
-    pub(crate) fn place(&mut self, slot: Slot, queue: u32, socket: &impl AsFd) -> io::Result<()> {
+    /// Has datagrams for the port that arrive on `queue` go to the first of `sockets`, those that are marked with a traffic
+    /// class to the second, and those for ports without sockets on that queue as well, if there are no others. The sockets
+    /// stay open until [`remove`](Self::remove).
+    pub(crate) fn place(
+        &mut self,
+        slot: Slot,
+        queue: u32,
+        sockets: [BorrowedFd<'_>; RINGS as usize],
+    ) -> io::Result<()> {
         self.placements.push(Placement {
             slot,
             queue,
-            socket: socket.as_fd().as_raw_fd(),
+            sockets: sockets.map(|socket| socket.as_raw_fd()),
         });
         self.steer()
     }
@@ -210,11 +218,13 @@ impl Maps {
         let mut wanted = HashMap::new();
         for (slot, _) in &self.ports {
             for placement in &self.placements {
-                let index = placement.queue * MOST_PORTS + slot.0;
-                if placement.slot == *slot {
-                    wanted.insert(index, placement.socket);
-                } else {
-                    wanted.entry(index).or_insert(placement.socket);
+                let first = (placement.queue * MOST_PORTS + slot.0) * RINGS;
+                for (index, socket) in (first..).zip(placement.sockets) {
+                    if placement.slot == *slot {
+                        wanted.insert(index, socket);
+                    } else {
+                        wanted.entry(index).or_insert(socket);
+                    }
                 }
             }
         }

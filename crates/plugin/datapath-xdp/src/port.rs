@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use takt_datapath::stack::{Generations, InterfaceState};
@@ -21,7 +21,7 @@ use crate::Probed;
 use crate::attachment::{Attachment, Claim};
 use crate::config::XdpConfig;
 use crate::peers::{Origin, Peer, Peers, Ways};
-use crate::queue::{JoinError, Member, Sender, Shares};
+use crate::queue::{JoinError, Member, Sender, Shares, upper_ring};
 use crate::receive::{Filter, Receive};
 use crate::renewal::{Berth, Site};
 use crate::reservation::Reservation;
@@ -50,10 +50,7 @@ pub(crate) struct XdpPort {
     /// Queue to look at first next time.
     turn: usize,
     busy_poll: bool,
-    /// All sockets in one, where there are several. One that is alone is slept on itself: an epoll descriptor would have each
-    /// datagram call back in the kernel.
-    epoll: Option<OwnedFd>,
-    /// How often the descriptor to sleep on has become another.
+    /// How often the descriptors to sleep on have become others.
     changes: u32,
     ways: Ways,
     berth: Arc<Berth>,
@@ -95,7 +92,8 @@ impl Bound {
         let chunks = transmit::chunks_per_frame(state.mtu);
         let shares = Shares {
             ports: ports_per_queue,
-            rx_chunks: config.rx_ring * if probed.traits.zero_copy { 2 } else { 1 },
+            rx_chunks: config.rx_ring * if probed.traits.zero_copy { 2 } else { 1 }
+                + upper_ring(config.rx_ring),
             tx_chunks: config.tx_frames * chunks,
             one_chunk: chunks == 1,
         };
@@ -124,7 +122,7 @@ impl Bound {
         for queue in &bound.queues {
             bound
                 .claim
-                .place(queue.member.queue.number(), &queue.member.socket)?;
+                .place(queue.member.queue.number(), &queue.member.socket, &queue.member.upper)?;
         }
         bound.claim.accept()?;
         Ok(bound)
@@ -134,7 +132,8 @@ impl Bound {
     fn dropped(&self) -> u64 {
         self.queues
             .iter()
-            .filter_map(|queue| queue.member.socket.statistics().ok())
+            .flat_map(|queue| [&queue.member.socket, &queue.member.upper])
+            .filter_map(|socket| socket.statistics().ok())
             .map(|statistics| statistics.rx_dropped + statistics.rx_ring_full)
             .sum()
     }
@@ -150,17 +149,12 @@ impl XdpPort {
         let reservation = Arc::new(Reservation::new(request.bind)?);
         let bound = Bound::open(config, &probed, request, Arc::clone(&reservation))?;
         let state = bound.attachment.interface_state();
-        let system = |source| OpenError::System {
-            action: "cannot gather the sockets in an epoll descriptor".into(),
-            source,
-        };
         // The same address when the interface is another: whichever was chosen, where any would do.
         let request = PortRequest {
             bind: bound.origin.bind,
             ..request.clone()
         };
         let berth = Berth::new(request, reservation);
-        let epoll = gather(&bound.queues).map_err(system)?;
         site.add(&berth);
         Ok(Self {
             peers: Peers::new(bound.origin, state.as_ref().is_some_and(|state| state.up)),
@@ -173,7 +167,6 @@ impl XdpPort {
             seen,
             turn: 0,
             busy_poll: config.busy_poll.is_some(),
-            epoll,
             changes: 0,
             ways: Ways::new(next_hops, &bound.origin),
             berth,
@@ -199,13 +192,6 @@ impl XdpPort {
     #[cold]
     fn take_over(&mut self) {
         let Some(new) = self.berth.take() else { return };
-        match gather(&new.queues) {
-            Ok(epoll) => self.epoll = epoll,
-            // For lack of memory or descriptors: as long as it is so the lane finds what is there when it looks for other reasons.
-            Err(error) => {
-                tracing::warn!(%error, "a lane that sleeps will not be woken by an interface that is there again");
-            }
-        }
         self.changes = self.changes.wrapping_add(1);
         let old = std::mem::replace(&mut self.bound, new);
         self.dropped_before += old.dropped();
@@ -399,11 +385,11 @@ impl Port for XdpPort {
         self.busy_poll
     }
 
-    fn wait_fd(&self) -> BorrowedFd<'_> {
-        match &self.epoll {
-            Some(epoll) => epoll.as_fd(),
-            None => self.bound.queues[0].member.socket.as_fd(),
-        }
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        let members = self.bound.queues.iter().map(|queue| &queue.member);
+        members
+            .flat_map(|member| [member.socket.as_fd(), member.upper.as_fd()])
+            .collect()
     }
 
     fn wait_fd_changes(&self) -> u32 {
@@ -516,39 +502,6 @@ fn likeliest_first(addresses: &[IpAddr], first: IpAddr) -> Vec<IpAddr> {
     let mut sorted = addresses.to_vec();
     sorted.sort_by_key(|address| *address != first);
     sorted
-}
-
-/// An epoll descriptor that is readable when one of the sockets is, where there are several.
-fn gather(queues: &[Receive]) -> io::Result<Option<OwnedFd>> {
-    if queues.len() < 2 {
-        return Ok(None);
-    }
-    // SAFETY: plain call; a descriptor that is not negative is new and owned by nobody else.
-    let epoll = match unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } {
-        -1 => return Err(io::Error::last_os_error()),
-        // SAFETY: as above.
-        fd => unsafe { OwnedFd::from_raw_fd(fd) },
-    };
-    for queue in queues {
-        let mut event = libc::epoll_event {
-            events: libc::EPOLLIN as u32,
-            u64: 0,
-        };
-        let socket = queue.member.socket.as_fd().as_raw_fd();
-        // SAFETY: both descriptors are open and `event` is an event for the length of the call.
-        if unsafe {
-            libc::epoll_ctl(
-                epoll.as_raw_fd(),
-                libc::EPOLL_CTL_ADD,
-                socket,
-                &raw mut event,
-            )
-        } != 0
-        {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(Some(epoll))
 }
 
 impl Drop for Bound {

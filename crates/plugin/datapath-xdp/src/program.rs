@@ -9,7 +9,7 @@ use takt_datapath::OpenError;
 use takt_xdp::{AttachMode, errno, told};
 
 use crate::interface::Device;
-use crate::maps::{MOST_PORTS, Maps};
+use crate::maps::{MOST_PORTS, Maps, RINGS};
 use crate::privilege;
 
 /// The compiled `bpf/takt_xdp.bpf.c`.
@@ -41,7 +41,7 @@ pub(crate) struct Attached {
 pub(crate) fn attach(device: &Device, mode: Mode) -> Result<Attached, OpenError> {
     let mut ebpf = EbpfLoader::new()
         .btf(None)
-        .map_max_entries("takt_sockets", device.queues * MOST_PORTS)
+        .map_max_entries("takt_sockets", device.queues * MOST_PORTS * RINGS)
         .load(OBJECT)
         .map_err(|error| load_error(&error))?;
     let program = program(&mut ebpf)?;

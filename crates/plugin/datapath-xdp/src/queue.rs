@@ -9,7 +9,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use crate::ring::{Descriptor, Producer};
+use crate::ring::{Consumer, Descriptor, Producer};
 use crate::socket::{BusyPoll, Pool, PoolOptions, Socket, SocketError, SocketOptions};
 use crate::umem::{self, CHUNK, RxArea, TxArea};
 
@@ -21,7 +21,7 @@ const DRAINING: Duration = Duration::from_secs(2);
 pub(crate) struct Shares {
     /// Most ports.
     pub(crate) ports: u32,
-    /// Chunks that each brings to receive into.
+    /// Chunks that each brings to receive into, for both rings.
     pub(crate) rx_chunks: u32,
     /// Chunks that each has to send from.
     pub(crate) tx_chunks: u32,
@@ -70,7 +70,10 @@ enum AreaState {
 /// A port's membership. Ends by [`Member::close`] and [`Closed::leave`].
 #[derive(Debug)]
 pub(crate) struct Member {
+    /// Sends, and receives what is of no class.
     pub(crate) socket: Socket,
+    /// Receives what is marked with a traffic class: however much else comes, it finds room.
+    pub(crate) upper: Socket,
     pub(crate) queue: Arc<Queue>,
     /// Received chunks on their way back to the fill ring.
     returning: Vec<u64>,
@@ -78,7 +81,7 @@ pub(crate) struct Member {
     most_owed: usize,
 }
 
-/// A membership whose socket is closed.
+/// A membership whose sockets are closed.
 #[derive(Debug)]
 pub(crate) struct Closed {
     queue: Arc<Queue>,
@@ -102,6 +105,11 @@ impl Sender {
             index: self.index,
         }
     }
+}
+
+/// Entries of the ring for what is marked with a traffic class, beside one of so many for the rest.
+pub(crate) fn upper_ring(rx_ring: u32) -> u32 {
+    (rx_ring / 4).max(1)
 }
 
 /// Why a port cannot join.
@@ -181,7 +189,7 @@ impl Queue {
         &self.memory
     }
 
-    /// Adds a socket for a port, and an area to send from if `sends`. `one_chunk`: none of its frames takes
+    /// Adds sockets for a port, and an area to send from if `sends`. `one_chunk`: none of its frames takes
     /// more.
     pub(crate) fn join(
         self: &Arc<Self>,
@@ -196,8 +204,17 @@ impl Queue {
             tx_chunks,
             busy_poll,
         };
+        let upper_options = SocketOptions {
+            rx_ring: upper_ring(rx_ring),
+            tx_chunks: 0,
+            ..options
+        };
+        let join = |pool: &Pool| {
+            let socket = Socket::join(pool, &options)?;
+            Ok::<_, SocketError>((socket, Socket::join(pool, &upper_options)?))
+        };
         let give_up = Instant::now() + DRAINING;
-        let (mut rings, socket, sender) = loop {
+        let (mut rings, (socket, upper), sender) = loop {
             let mut rings = self.lock();
             if self.launch_times && !one_chunk {
                 return Err(JoinError::LongFrames);
@@ -207,13 +224,13 @@ impl Queue {
             }
             rings.collect();
             if !sends {
-                let socket = Socket::join(&rings.pool, &options)?;
-                break (rings, socket, None);
+                let sockets = join(&rings.pool)?;
+                break (rings, sockets, None);
             }
             if rings.has_free_area() {
-                let socket = Socket::join(&rings.pool, &options)?;
+                let sockets = join(&rings.pool)?;
                 let sender = rings.take_area();
-                break (rings, socket, sender);
+                break (rings, sockets, sender);
             }
             drop(rings);
             if Instant::now() >= give_up {
@@ -234,6 +251,7 @@ impl Queue {
         Ok((
             Member {
                 socket,
+                upper,
                 queue: Arc::clone(self),
                 returning,
                 most_owed: (self.shares.rx_chunks / 8).clamp(1, 64) as usize,
@@ -355,6 +373,15 @@ impl Rings {
 }
 
 impl Member {
+    /// One of the two receive rings.
+    #[inline]
+    pub(crate) fn ring(&mut self, upper: bool) -> &mut Consumer<Descriptor> {
+        match upper {
+            true => &mut self.upper.rx,
+            false => &mut self.socket.rx,
+        }
+    }
+
     /// Gives a received chunk back, by and by.
     #[inline]
     pub(crate) fn give_back(&mut self, address: u64) {
@@ -400,17 +427,21 @@ impl Member {
         }
     }
 
-    /// Closes the socket: nothing arrives and nothing leaves any more.
+    /// Closes the sockets: nothing arrives and nothing leaves any more.
     pub(crate) fn close(self) -> Closed {
         let Self {
             socket,
+            upper,
             queue,
             mut returning,
             ..
         } = self;
-        let (mut rx, tx) = socket.close();
-        for _ in 0..rx.available(u32::MAX) {
-            returning.push(rx.pop().addr & !(CHUNK as u64 - 1));
+        let (rx, tx) = socket.close();
+        let (upper, _) = upper.close();
+        for mut rx in [rx, upper] {
+            for _ in 0..rx.available(u32::MAX) {
+                returning.push(rx.pop().addr & !(CHUNK as u64 - 1));
+            }
         }
         Closed {
             queue,

@@ -36,25 +36,36 @@ pub(crate) struct Filter {
 #[derive(Debug)]
 pub(crate) struct Receive {
     pub(crate) member: Member,
-    /// A frame of several chunks as far as it has arrived.
-    gathered: Vec<u8>,
-    /// It is too long and is to be dropped.
-    oversized: bool,
+    /// Of the ring for best effort, and of that for what is marked with a traffic class.
+    gathered: [Gathered; 2],
+    /// Which ring goes first while a budget is too small for both.
+    turn: bool,
     /// Receiving needs our own calls, frames or none.
     busy_poll: bool,
 }
+
+/// A frame of several chunks as far as it has arrived.
+#[derive(Debug)]
+struct Gathered {
+    bytes: Vec<u8>,
+    /// It is too long and is to be dropped.
+    oversized: bool,
+}
+
+/// The share of a budget that is kept for best effort: what is marked goes first, but nobody is shut out by marking all.
+const KEPT: usize = 4;
 
 impl Receive {
     pub(crate) fn new(member: Member, busy_poll: bool) -> Self {
         Self {
             member,
-            gathered: Vec::with_capacity(LONGEST_FRAME),
-            oversized: false,
+            gathered: [Gathered::new(), Gathered::new()],
+            turn: false,
             busy_poll,
         }
     }
 
-    /// Delivers up to `budget` datagrams.
+    /// Delivers up to `budget` datagrams, those that are marked with a traffic class first.
     #[inline]
     pub(crate) fn receive(
         &mut self,
@@ -63,34 +74,66 @@ impl Receive {
         counters: &mut PortCounters,
         deliver: &mut dyn FnMut(Datagram<'_>),
     ) -> usize {
-        let available = self
-            .member
-            .socket
-            .rx
+        if self.member.upper.rx.available(1) == 0 {
+            return self.take(false, budget, filter, counters, deliver);
+        }
+        self.turn = !self.turn;
+        let most = match budget / KEPT {
+            0 if self.turn => 0,
+            kept => budget - kept,
+        };
+        let mut taken = self.take(true, most, filter, counters, deliver);
+        taken += self.take(false, budget - taken, filter, counters, deliver);
+        // What best effort has left.
+        if taken < budget {
+            taken += self.take(true, budget - taken, filter, counters, deliver);
+        }
+        taken
+    }
+
+    /// Delivers up to `budget` datagrams of one ring.
+    #[inline]
+    fn take(
+        &mut self,
+        upper: bool,
+        budget: usize,
+        filter: &Filter,
+        counters: &mut PortCounters,
+        deliver: &mut dyn FnMut(Datagram<'_>),
+    ) -> usize {
+        let Self {
+            member, gathered, ..
+        } = self;
+        let gathered = &mut gathered[usize::from(upper)];
+        let available = member
+            .ring(upper)
             .available(u32::try_from(budget).unwrap_or(u32::MAX));
         if available == 0 {
-            self.idle();
+            if !upper {
+                self.idle();
+            }
             return 0;
         }
         let before = counters.rx_datagrams;
         for _ in 0..available {
-            let descriptor = self.member.socket.rx.pop();
-            if descriptor.options & CONTINUED != 0 || !self.gathered.is_empty() || self.oversized {
-                self.gather(&descriptor, filter, counters, deliver);
+            let descriptor = member.ring(upper).pop();
+            // SAFETY: the kernel has handed the chunk over, and it is given back below.
+            let part = unsafe { frame(member, &descriptor) };
+            if descriptor.options & CONTINUED != 0 || gathered.is_under_way() {
+                gathered.add(part, &descriptor, filter, counters, deliver);
             } else {
-                // SAFETY: the kernel has handed the chunk over, and it is given back below.
-                match unsafe { frame(&self.member, &descriptor) } {
+                match part {
                     Some(frame) => hand_over(frame, filter, counters, deliver),
                     None => counters.rx_invalid += 1,
                 }
             }
-            self.member.give_back(descriptor.addr);
+            member.give_back(descriptor.addr);
         }
-        self.member.socket.rx.release();
+        member.ring(upper).release();
         // Mostly left to the next idle call: taking the lock here would hold up the answer to what
         // has just been delivered until the stores above have reached the other processor.
-        if self.member.owes_much() {
-            self.member.refill();
+        if member.owes_much() {
+            member.refill();
         }
         (counters.rx_datagrams - before) as usize
     }
@@ -106,19 +149,34 @@ impl Receive {
         }
     }
 
+}
+
+impl Gathered {
+    fn new() -> Self {
+        Self {
+            bytes: Vec::with_capacity(LONGEST_FRAME),
+            oversized: false,
+        }
+    }
+
+    /// The next chunk belongs to the same frame.
+    fn is_under_way(&self) -> bool {
+        !self.bytes.is_empty() || self.oversized
+    }
+
     /// Adds a chunk to the frame under way and hands it over when it was the last.
     #[cold]
-    fn gather(
+    fn add(
         &mut self,
+        part: Option<&[u8]>,
         descriptor: &Descriptor,
         filter: &Filter,
         counters: &mut PortCounters,
         deliver: &mut dyn FnMut(Datagram<'_>),
     ) {
-        // SAFETY: the kernel has handed the chunk over, and the caller gives it back after this.
-        match unsafe { frame(&self.member, descriptor) } {
-            Some(part) if !self.oversized && self.gathered.len() + part.len() <= LONGEST_FRAME => {
-                self.gathered.extend_from_slice(part);
+        match part {
+            Some(part) if !self.oversized && self.bytes.len() + part.len() <= LONGEST_FRAME => {
+                self.bytes.extend_from_slice(part);
             }
             _ => self.oversized = true,
         }
@@ -128,9 +186,9 @@ impl Receive {
         if self.oversized {
             counters.rx_invalid += 1;
         } else {
-            hand_over(&self.gathered, filter, counters, deliver);
+            hand_over(&self.bytes, filter, counters, deliver);
         }
-        self.gathered.clear();
+        self.bytes.clear();
         self.oversized = false;
     }
 }

@@ -536,14 +536,19 @@ fn a_deleted_interface_leaves_a_dead_port_that_harms_nobody() {
     for port in [&mut left, &mut right] {
         assert_eq!(port.receive(8, &mut |datagram| panic!("{datagram:?}")), 0);
         // A parked lane is not kept awake.
-        let mut polled = libc::pollfd {
-            fd: port.wait_fd().as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: one initialised entry whose descriptor is open.
-        let count = unsafe { libc::poll(&raw mut polled, 1, 0) };
-        assert_eq!(count, 0, "{:#x}", polled.revents);
+        let mut polled: Vec<libc::pollfd> = port
+            .wait_fds()
+            .iter()
+            .map(|fd| libc::pollfd {
+                fd: fd.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            })
+            .collect();
+        // SAFETY: so many initialised entries, whose descriptors are open.
+        let count = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, 0) };
+        let revents: Vec<_> = polled.iter().map(|polled| polled.revents).collect();
+        assert_eq!(count, 0, "{revents:?}");
     }
     // Another interface of the same name is another one.
     hosts.ip(Node::Left, "link add eth0 type veth peer name far0");

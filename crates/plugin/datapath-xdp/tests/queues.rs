@@ -3,15 +3,18 @@
 mod support;
 
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use support::{Family, TwoHosts, connect, receive, reserve, send, wait_until};
-use takt_datapath::conformance::Node;
-use takt_datapath::{Datapath, OpenError, Port};
+use takt_datapath::conformance::{Node, readable_within};
+use takt_datapath::{Datapath, OpenError, PeerHandle, Port};
 use takt_datapath_xdp::BusyPoll;
 use takt_lab::LabConfig;
 use takt_time::TrafficClass;
+
+/// One that is above best effort.
+const MARKED: TrafficClass = TrafficClass::new(1).expect("a class");
 
 fn two_queues() -> Option<TwoHosts> {
     TwoHosts::new(
@@ -30,13 +33,7 @@ fn lane(hosts: &mut TwoHosts, node: Node, lane: (u16, u16), port: u16) -> Box<dy
 }
 
 fn readable(port: &dyn Port) -> bool {
-    let mut polled = libc::pollfd {
-        fd: port.wait_fd().as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one initialised entry whose descriptor is open.
-    unsafe { libc::poll(&raw mut polled, 1, 0) == 1 }
+    readable_within(port, Duration::ZERO)
 }
 
 #[test]
@@ -161,6 +158,56 @@ fn a_lane_that_is_not_polled_does_not_starve_those_it_shares_a_queue_with() {
     }
     assert_eq!(polled.counters().rx_dropped, 0);
     assert_eq!(stuck.counters().rx_dropped, 300 - 64);
+}
+
+/// Sends a datagram of a traffic class.
+fn send_marked(sender: &mut dyn Port, peer: PeerHandle, number: u8) {
+    let mut frame = reserve(sender, peer);
+    sender.payload(&frame)[0] = number;
+    sender.commit(frame, 1, MARKED, None);
+    wait_until("flushing", || sender.flush());
+}
+
+#[test]
+fn what_is_marked_finds_room_beside_what_is_not_and_comes_first_and_shuts_out_nothing() {
+    const RING: u8 = 64;
+    for family in [Family::V4, Family::V6] {
+        let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), family, |config| {
+            config.rx_ring = RING.into();
+            config.tx_frames = 64;
+        }) else {
+            return;
+        };
+        let mut sender = lane(&mut hosts, Node::Left, (0, 1), 4000);
+        let mut receiver = lane(&mut hosts, Node::Right, (0, 1), 4000);
+        let peer = connect(&mut *sender, receiver.local());
+        // More than finds room.
+        for number in 0..2 * RING {
+            send(&mut *sender, peer, &[number]);
+        }
+        let marked: Vec<u8> = (200..200 + RING / 4).collect();
+        for &number in &marked {
+            send_marked(&mut *sender, peer, number);
+        }
+        let mut got = Vec::new();
+        let mut take = |budget| {
+            got.clear();
+            receiver.receive(budget, &mut |datagram| got.push(datagram.payload[0]));
+            got.clone()
+        };
+        assert_eq!(take(8), [&marked[..6], &[0, 1]].concat());
+        // Too small to be shared: by turns.
+        let alone = [take(1)[0], take(1)[0]];
+        assert!(alone == [2, marked[6]] || alone == [marked[6], 2], "{alone:?}");
+        let rest: Vec<u8> = (3..RING).collect();
+        assert_eq!(take(200), [&marked[7..], &rest].concat());
+        assert_eq!(receiver.counters().rx_dropped, u64::from(RING));
+        // One alone wakes.
+        assert!(!readable(&*receiver));
+        send_marked(&mut *sender, peer, 1);
+        wait_until("becoming readable", || readable(&*receiver));
+        assert_eq!(receive(&mut *receiver).1, [1]);
+    }
 }
 
 #[test]

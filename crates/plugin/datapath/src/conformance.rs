@@ -11,6 +11,8 @@ mod rules_of_frames;
 mod rules_of_ports;
 mod rules_of_volume;
 
+pub use harness::readable_within;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 

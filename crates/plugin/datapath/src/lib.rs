@@ -356,12 +356,12 @@ pub trait Port: Send {
     /// rarely beside one whose poll is a memory read.
     fn receive_costs_syscall(&self) -> bool;
 
-    /// Readable when datagrams wait: what a parked lane sleeps on (level triggered). A lane parks only
+    /// One of them is readable when datagrams wait: what a parked lane sleeps on (level triggered). A lane parks only
     /// after a [`receive`](Port::receive) that delivered less than its budget: what a port holds of a
-    /// train that exceeded the budget does not show here.
-    fn wait_fd(&self) -> BorrowedFd<'_>;
+    /// train that exceeded the budget does not show here. Ports of plugins have a single one.
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>>;
 
-    /// How often [`wait_fd`](Self::wait_fd) has become another descriptor. Most keep theirs.
+    /// How often [`wait_fds`](Self::wait_fds) have become other descriptors. Most keep theirs.
     fn wait_fd_changes(&self) -> u32 {
         0
     }

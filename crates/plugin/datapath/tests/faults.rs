@@ -1,8 +1,9 @@
 //! The in-process network does wrong what it is asked to, and the same each time.
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::time::Duration;
 
+use takt_datapath::conformance::readable_within;
 use takt_datapath::memory::{FaultCounters, Faults, MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath::{OpenError, PeerHandle, Port, PortRequest, ReserveError};
 use takt_time::TrafficClass;
@@ -248,17 +249,10 @@ fn no_wake_up_is_lost_between_threads_that_sleep_after_every_datagram() {
     fn sleep_and_receive(port: &mut dyn Port) -> u32 {
         let mut got = None;
         while port.receive(2, &mut |datagram| got = Some(number(datagram.payload))) == 0 {
-            let fd = port.wait_fd();
-            let mut fds = [rustix::event::PollFd::from_borrowed_fd(
-                fd.as_fd(),
-                rustix::event::PollFlags::IN,
-            )];
-            let timeout = rustix::event::Timespec {
-                tv_sec: 60,
-                tv_nsec: 0,
-            };
-            let woken = rustix::event::poll(&mut fds, Some(&timeout)).unwrap();
-            assert_eq!(woken, 1, "a wake-up was lost");
+            assert!(
+                readable_within(port, Duration::from_secs(60)),
+                "a wake-up was lost"
+            );
         }
         got.unwrap()
     }

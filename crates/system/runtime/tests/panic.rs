@@ -84,8 +84,8 @@ impl Port for DefectivePort {
         self.0.receive_costs_syscall()
     }
 
-    fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.0.wait_fd()
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.0.wait_fds()
     }
 
     fn counters(&self) -> PortCounters {

@@ -162,16 +162,19 @@ fn nudge(port: &mut dyn Port) {
     readable_within(port, Duration::from_millis(1));
 }
 
-/// Whether the port's descriptor is readable, or becomes so in `time`.
-pub(super) fn readable_within(port: &dyn Port, time: Duration) -> bool {
-    let fd = port.wait_fd();
+/// Whether one of the port's descriptors is readable, or becomes so in `time`.
+///
+/// # Panics
+/// When they cannot be polled.
+pub fn readable_within(port: &dyn Port, time: Duration) -> bool {
+    let fds = port.wait_fds();
     let timeout = Timespec {
         tv_sec: time.as_secs() as _,
         tv_nsec: time.subsec_nanos() as _,
     };
-    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let mut fds: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     match poll(&mut fds, Some(&timeout)) {
-        Ok(_) => fds[0].revents().contains(PollFlags::IN),
+        Ok(_) => fds.iter().any(|fd| fd.revents().contains(PollFlags::IN)),
         Err(rustix::io::Errno::INTR) => false,
         Err(error) => panic!("the descriptor cannot be polled: {error}"),
     }

@@ -278,8 +278,8 @@ impl Port for MemoryPort {
         false
     }
 
-    fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.inbox.wait_fd()
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.inbox.wait_fd()]
     }
 
     fn counters(&self) -> PortCounters {

@@ -268,7 +268,7 @@ pub struct Table {
     pub receive: Option<unsafe extern "C" fn(*mut c_void, usize, Deliver, *mut c_void) -> usize>,
     /// As [`Port::receive_costs_syscall`](crate::Port::receive_costs_syscall).
     pub receive_costs_syscall: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
-    /// As [`Port::wait_fd`](crate::Port::wait_fd): the same for the port's whole life.
+    /// As [`Port::wait_fds`](crate::Port::wait_fds): a single one, the same for the port's whole life.
     pub wait_fd: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
     /// As [`Port::counters`](crate::Port::counters).
     pub counters: Option<unsafe extern "C" fn(*mut c_void, *mut Counters)>,

@@ -417,7 +417,11 @@ unsafe extern "C" fn receive_costs_syscall(handle: *mut c_void) -> c_int {
 unsafe extern "C" fn wait_fd(handle: *mut c_void) -> c_int {
     use std::os::fd::AsRawFd;
     // SAFETY: as above.
-    unsafe { port(handle) }.wait_fd().as_raw_fd()
+    match unsafe { port(handle) }.wait_fds().as_slice() {
+        [only] => only.as_raw_fd(),
+        // The port is not taken then.
+        _ => -1,
+    }
 }
 
 unsafe extern "C" fn counters(handle: *mut c_void, told: *mut Counters) {

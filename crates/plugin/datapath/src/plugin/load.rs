@@ -673,9 +673,9 @@ impl Port for LoadedPort {
         unsafe { (self.f.receive_costs_syscall)(self.handle) != 0 }
     }
 
-    fn wait_fd(&self) -> BorrowedFd<'_> {
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
         // SAFETY: open for the port's whole life by the contract, and looked at when it was opened.
-        unsafe { BorrowedFd::borrow_raw(self.wait) }
+        vec![unsafe { BorrowedFd::borrow_raw(self.wait) }]
     }
 
     fn counters(&self) -> PortCounters {

@@ -731,7 +731,7 @@ impl InlineLane {
             };
             self.timed.store(lane.due().is_some(), Ordering::Relaxed);
             if lane.poll() {
-                idle.worked();
+                idle.worked(lane.has_more());
             } else if idle.idled() == Step::Park
                 && let Some(timeout) = lane.park()
             {

@@ -5,14 +5,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_setaffinity, sched_yield};
+use takt_session::layout::DEFAULT_DEPTH;
 
 use super::Lane;
+use super::port::RECEIVE_BUDGET;
 use crate::config::{Idle, LaneConfig, SchedulingClass};
 
 /// A yield that took longer than this let somebody else run: the core is shared.
 const SHARED_CORE: Duration = Duration::from_nanos(1_000);
 /// Empty rounds between two yields on a core of one's own.
 const ROUNDS_PER_YIELD: u32 = 32;
+
+/// Rounds with work between two yields on a shared core while more has come in. A round takes 64 datagrams from a port: half of
+/// the messages that a sink has room for, unless its application wants other room.
+const ROUNDS_HELD: u32 = DEFAULT_DEPTH / 2 / RECEIVE_BUDGET as u32;
 
 /// Decides, after each round, how to spend the time until the next.
 #[derive(Debug)]
@@ -21,6 +27,8 @@ pub struct IdleStrategy {
     idle_since: Option<Instant>,
     rounds: u32,
     shared: bool,
+    /// Rounds with work since the last yield.
+    held: u32,
     /// The time for polling is over: every empty round from now on may be the last before a sleep.
     parking: bool,
 }
@@ -42,16 +50,22 @@ impl IdleStrategy {
             idle_since: None,
             rounds: 0,
             shared: false,
+            held: 0,
             parking: false,
         }
     }
 
-    /// After a round that found work.
+    /// After a round that found work. `more`: and left some at a port.
     #[inline]
-    pub fn worked(&mut self) {
+    pub fn worked(&mut self, more: bool) {
         self.begin();
-        // On a shared core the work may be for those who wait for the core.
-        if self.shared {
+        if !self.shared {
+            return;
+        }
+        // The work may be for those who wait for the core. But to let go of it costs a lane a turn of everybody else there,
+        // and what comes in meanwhile finds no room.
+        self.held += 1;
+        if !more || self.held >= ROUNDS_HELD {
             self.let_others_run();
         }
     }
@@ -96,6 +110,7 @@ impl IdleStrategy {
 
     /// Lets others run, and learns whether there are any.
     fn let_others_run(&mut self) {
+        self.held = 0;
         let before = Instant::now();
         sched_yield();
         self.shared = before.elapsed() >= SHARED_CORE;
@@ -169,7 +184,7 @@ pub fn run(mut lane: Lane, config: &LaneConfig, stop: &Arc<AtomicBool>) {
     };
     while !stop.load(Ordering::Relaxed) {
         if lane.poll() {
-            idle.worked();
+            idle.worked(lane.has_more());
         } else if idle.idled() == Step::Park
             && let Some(timeout) = lane.park()
         {
@@ -193,6 +208,23 @@ mod tests {
     }
 
     #[test]
+    fn a_shared_core_is_let_go_of_after_work_but_not_each_time_while_more_has_come_in() {
+        let mut idle = IdleStrategy::new(Idle::Park);
+        // A yield that took nanoseconds would show that nobody shares the core any more.
+        let mut after = |more| {
+            idle.shared = true;
+            idle.worked(more);
+            idle.held
+        };
+        assert_eq!(after(false), 0);
+        for rounds in 1..ROUNDS_HELD {
+            assert_eq!(after(true), rounds);
+        }
+        assert_eq!(after(true), 0);
+        assert_eq!((after(true), after(false)), (1, 0));
+    }
+
+    #[test]
     fn adaptive_sleeps_after_its_time_and_work_begins_it_anew() {
         let mut idle = IdleStrategy::new(Idle::Adaptive {
             spin: Duration::from_millis(1),
@@ -202,7 +234,7 @@ mod tests {
         assert!(start.elapsed() >= Duration::from_millis(1));
         // The lane had to look once more and found nothing.
         assert_eq!(idle.idled(), Step::Park);
-        idle.worked();
+        idle.worked(false);
         assert_eq!(idle.idled(), Step::Poll);
         while idle.idled() == Step::Poll {}
         idle.slept();

@@ -211,6 +211,14 @@ impl Lane {
         worked
     }
 
+    /// Whether the last round has left at a port what had come in.
+    #[inline]
+    pub fn has_more(&self) -> bool {
+        self.ports
+            .iter()
+            .any(|port| !port.drained && port.skipped == 0)
+    }
+
     #[inline]
     fn receive(&mut self) -> bool {
         let mut worked = false;

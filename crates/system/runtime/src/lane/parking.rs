@@ -68,7 +68,9 @@ impl Lane {
     pub fn sleeper(&self) -> std::io::Result<Sleeper> {
         let mut fds = vec![self.epoll.try_clone()?];
         for port in &self.ports {
-            fds.push(port.port.wait_fd().try_clone_to_owned()?);
+            for fd in port.port.wait_fds() {
+                fds.push(fd.try_clone_to_owned()?);
+            }
         }
         Ok(Sleeper {
             fds,

@@ -632,8 +632,8 @@ impl Port for Keeper {
         self.inner.receive_costs_syscall()
     }
 
-    fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.inner.wait_fd()
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.inner.wait_fds()
     }
 
     fn counters(&self) -> PortCounters {

@@ -615,8 +615,8 @@ impl Port for Changing {
         self.inner.receive_costs_syscall()
     }
 
-    fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.inner.wait_fd()
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.inner.wait_fds()
     }
 
     fn counters(&self) -> PortCounters {
