@@ -34,7 +34,8 @@ pub struct XdpConfig {
     /// Whether to share memory with the device.
     pub zero_copy: ZeroCopy,
     /// Frames that can wait to be received on each queue of a port, a power of two; each takes a
-    /// chunk of 4 KiB. In zero-copy mode the device has as many more.
+    /// chunk of 4 KiB. A quarter as many more can wait of those that are marked with a traffic class. In
+    /// zero-copy mode the device has as many more.
     pub rx_ring: u32,
     /// Ports that can share a queue. Raised by itself to what the number of lanes demands, where
     /// there are more lanes than queues. Each brings its own memory to the queue when the queue is

@@ -162,7 +162,7 @@ fn a_lane_that_is_not_polled_does_not_starve_those_it_shares_a_queue_with() {
 
 /// Sends a datagram of a traffic class.
 fn send_marked(sender: &mut dyn Port, peer: PeerHandle, number: u8) {
-    let mut frame = reserve(sender, peer);
+    let frame = reserve(sender, peer);
     sender.payload(&frame)[0] = number;
     sender.commit(frame, 1, MARKED, None);
     wait_until("flushing", || sender.flush());

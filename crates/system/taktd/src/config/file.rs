@@ -741,7 +741,7 @@ pub struct Xdp {
     /// Receive queues to serve; all of them where left out.
     #[serde(default)]
     pub queues: Option<Written<Queues>>,
-    /// Frames that can wait to be received on each queue.
+    /// Frames that can wait to be received on each queue; a quarter as many more of what is marked with a traffic class.
     #[serde(default = "xdp_defaults::rx_ring")]
     pub rx_ring: u32,
     /// Lanes that can share a queue.
