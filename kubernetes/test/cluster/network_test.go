@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -14,10 +16,14 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
 )
 
 // listening says which of 20 datagrams came before their launch time, and from where they came.
@@ -49,16 +55,15 @@ print("sent by user", os.getuid(), flush=True)
 time.sleep(1000000)
 `
 
-// python is a pod that runs a script without any privilege. Its image is the guest's, with the node's own Python.
-func python(name string, annotations map[string]string, script string, args ...string) *corev1.Pod {
+// unprivileged is a pod that runs a program of an image without any privilege.
+func unprivileged(name, image string, annotations map[string]string, command ...string) *corev1.Pod {
 	no, yes, user, grace := false, true, int64(65534), int64(0)
-	p := &corev1.Pod{
+	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: annotations},
 		Spec: corev1.PodSpec{
 			TerminationGracePeriodSeconds: &grace, RestartPolicy: corev1.RestartPolicyNever,
 			Containers: []corev1.Container{{
-				Name: "main", Image: "takt.test/guest:1", ImagePullPolicy: corev1.PullNever,
-				Command: append([]string{"/usr/bin/python3", "-c", script}, args...),
+				Name: "main", Image: image, ImagePullPolicy: corev1.PullNever, Command: command,
 				SecurityContext: &corev1.SecurityContext{
 					RunAsUser: &user, RunAsNonRoot: &yes, AllowPrivilegeEscalation: &no,
 					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
@@ -66,6 +71,11 @@ func python(name string, annotations map[string]string, script string, args ...s
 			}},
 		},
 	}
+}
+
+// python is such a pod that runs a script. Its image is the guest's, with the node's own Python.
+func python(name string, annotations map[string]string, script string, args ...string) *corev1.Pod {
+	p := unprivileged(name, "takt.test/guest:1", annotations, append([]string{"/usr/bin/python3", "-c", script}, args...)...)
 	for at, paths := range [][2]string{{"/usr", "/usr"}, {"/usr/lib", "/lib"}, {"/usr/lib64", "/lib64"}} {
 		volume := "v" + strconv.Itoa(at)
 		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: volume, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: paths[0]}}})
@@ -117,18 +127,11 @@ func TestATimeSensitivePodHasItsDatagramsSentAtTheirLaunchTimes(t *testing.T) {
 	sensitive := map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}
 	create(t, python("listener", nil, listening))
 	says(t, "listener", "listening")
-	address := func(name string) string {
-		p, err := client.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return p.Status.PodIP
-	}
-	create(t, python("talker", sensitive, talking, address("listener")))
+	create(t, python("talker", sensitive, talking, addressOf(t, "listener")))
 	if line := says(t, "talker", "sent by"); line != "sent by user 65534" {
 		t.Error(line)
 	}
-	if line := says(t, "listener", "early"); line != "0 early from "+address("talker") {
+	if line := says(t, "listener", "early"); line != "0 early from "+addressOf(t, "talker") {
 		t.Error(line)
 	}
 	// The listener is not attached: it is not annotated.
@@ -199,4 +202,171 @@ func TestATimeSensitivePodThatIsAttachedNowhereIsRefused(t *testing.T) {
 	create(t, apart)
 	told(t, "apart", "NetworkRefused", "NotAttached")
 	remove(t, "apart", "")
+}
+
+// inPhase sends 20 datagrams in the window of its claim, and then 10 outside.
+const inPhase = `
+import os, socket, struct, sys, time
+talker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+talker.setsockopt(socket.SOL_SOCKET, 61, struct.pack("iI", 11, 0))
+talker.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 5)
+period, offset = 10_000_000, 100_000
+base = (time.clock_gettime_ns(11) // period + 100) * period + offset
+for number in range(30):
+    launch = base + number * period + (5_000_000 if number >= 20 else 0)
+    talker.sendmsg([struct.pack("Q", launch)], [(socket.SOL_SOCKET, 61, struct.pack("Q", launch))], 0, (sys.argv[1], 5001))
+print("sent by user", os.getuid(), flush=True)
+time.sleep(1000000)
+`
+
+// bits is what gateTime claims of class 5: frames of 256 octets, every 10 ms.
+const bits = 8 * (256 + 28) * 100
+
+// gateTime is a claim for CPU time and for gate time of class 5, launched so long after the begin of each period.
+func gateTime(name, runtimePart string, ppm int64, offset, destination string) *resourcev1.ResourceClaim {
+	c := claim(name, 1, ppm, runtimePart)
+	gate := onNetwork(name, "pods").Spec.Devices.Requests[0]
+	gate.Name = "gate"
+	gate.Exactly.Capacity = &resourcev1.CapacityRequirements{Requests: map[resourcev1.QualifiedName]resource.Quantity{
+		resourcev1.QualifiedName(reservation.ClassCapacity(5)): *resource.NewQuantity(bits, resource.DecimalSI),
+	}}
+	c.Spec.Devices.Requests = append(c.Spec.Devices.Requests, gate)
+	c.Spec.Devices.Config = append(c.Spec.Devices.Config, resourcev1.DeviceClaimConfiguration{
+		Requests: []string{"gate"}, DeviceConfiguration: resourcev1.DeviceConfiguration{Opaque: &resourcev1.OpaqueDeviceConfiguration{
+			Driver: reservation.NetworkDriver, Parameters: runtime.RawExtension{Raw: []byte(fmt.Sprintf(
+				`{"apiVersion":%q,"kind":%q,"class":5,"period":"10ms","bytes":256,"offset":%q,"destination":"%s:5001"}`,
+				reservation.NetworkAPIVersion, reservation.GateTimeKind, offset, destination))},
+		}},
+	})
+	return c
+}
+
+// readiness is the reason of condition Ready of a claim's device of a driver; empty: there is none.
+func readiness(claim, driver string) string {
+	c, err := client.ResourceV1().ResourceClaims("default").Get(ctx, claim, metav1.GetOptions{})
+	if err != nil {
+		return ""
+	}
+	for _, device := range c.Status.Devices {
+		if ready := meta.FindStatusCondition(device.Conditions, "Ready"); device.Driver == driver && ready != nil {
+			return ready.Reason
+		}
+	}
+	return ""
+}
+
+func TestATimeSensitivePodHasGateTimeAndCPUTimeOrNeither(t *testing.T) {
+	create(t, python("listener", nil, listening))
+	says(t, "listener", "listening")
+	destination := addressOf(t, "listener")
+	controller := func(name string) *corev1.Pod {
+		p := python(name, map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}, inPhase, destination)
+		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "time", ResourceClaimName: &name}}
+		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "time"}}
+		return p
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, what := range [][]string{{"listener", "list", "--json"}, {"schedule", "status"}, {"network", "list"}} {
+				out, _ := exec.Command(filepath.Join(os.Getenv("TAKT_BUILT"), "takt"), what...).CombinedOutput()
+				t.Logf("takt %s: %s", strings.Join(what, " "), out)
+			}
+		}
+	})
+	// Gates that are open for ever give nobody a share of them.
+	create(t, gateTime("both", twoInTwenty, 100_000, "100us", destination), controller("both"))
+	until(t, "without a schedule there is no gate time", func() bool { return unschedulable("both") })
+	of := admin(t, "node-1")
+	_, err := of.InstallSchedule(ctx, &adminv1.InstallScheduleRequest{Datapath: "udp", LinkRateBps: 1_000_000_000, Schedule: &adminv1.GateSchedule{
+		CycleTimeNs: 1_000_000, Entries: []*adminv1.GateEntry{{Gates: 0x20, IntervalNs: 250_000}, {Gates: 0xdf, IntervalNs: 750_000}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = of.RemoveSchedule(ctx, &adminv1.RemoveScheduleRequest{Datapath: "udp"}) })
+	if line := says(t, "both", "sent by"); line != "sent by user 65534" {
+		t.Error(line)
+	}
+	if line := says(t, "listener", "early"); line != "0 early from "+addressOf(t, "both") {
+		t.Error(line)
+	}
+	// What is outside of its window has not left.
+	until(t, "taktd has counted what passed and what did not", func() bool {
+		all, err := of.ListListeners(ctx, &adminv1.ListListenersRequest{})
+		if err != nil {
+			return false
+		}
+		var passed, refused uint64
+		for _, one := range all.GetListeners() {
+			for _, stream := range one.GetStreams() {
+				passed, refused = passed+stream.GetPassed(), refused+stream.GetRefusedWindow()
+			}
+		}
+		return passed == 20 && refused == 10
+	})
+	until(t, "the claim's status says that it has both", func() bool {
+		return readiness("both", reservation.NetworkDriver) == "Reserved" && readiness("both", reservation.Driver) != ""
+	})
+	pid := scriptOf(t, "both")
+	until(t, "the kernel keeps its CPU time", func() bool { attr, err := sched.Get(pid); return err == nil && attr == reserved })
+
+	// The gate is closed then: it waits, is told, and holds no CPU time.
+	create(t, gateTime("closed", twoInTwenty, 100_000, "400us", destination), controller("closed"))
+	told(t, "closed", "GateTimeRefused", "GateTimeExceeded: ")
+	until(t, "it holds neither", func() bool {
+		return readiness("closed", reservation.NetworkDriver) == "GateTimeRefused" && readiness("closed", reservation.Driver) == "ReservationRefused"
+	})
+	// No core has so much left: the gate's share is not taken either.
+	create(t, gateTime("large", `"runtime":"19ms","period":"20ms"`, 950_000, "100us", destination), controller("large"))
+	until(t, "it is unschedulable", func() bool { return unschedulable("large") })
+	if c, err := client.ResourceV1().ResourceClaims("default").Get(ctx, "large", metav1.GetOptions{}); err != nil || c.Status.Allocation != nil {
+		t.Errorf("it has %+v, %v", c.Status.Allocation, err)
+	}
+	for _, name := range []string{"closed", "large"} {
+		remove(t, name, name)
+	}
+
+	// A schedule that would leave it without is refused; without one, it is told and runs on.
+	_, err = of.InstallSchedule(ctx, &adminv1.InstallScheduleRequest{Datapath: "udp", LinkRateBps: 1_000_000_000, Schedule: &adminv1.GateSchedule{
+		CycleTimeNs: 1_000_000, Entries: []*adminv1.GateEntry{{Gates: 0xdf, IntervalNs: 750_000}, {Gates: 0x20, IntervalNs: 250_000}},
+	}})
+	if err == nil {
+		t.Error("a schedule that has the gate closed when a pod was promised that it is open")
+	}
+	if _, err := of.RemoveSchedule(ctx, &adminv1.RemoveScheduleRequest{Datapath: "udp"}); err != nil {
+		t.Fatal(err)
+	}
+	told(t, "both", "GateTimeLost", "")
+	until(t, "its claim says so", func() bool { return readiness("both", reservation.NetworkDriver) == "GateTimeLost" })
+	if attr, err := sched.Get(pid); err != nil || attr != reserved {
+		t.Errorf("its CPU time is %+v, %v", attr, err)
+	}
+	remove(t, "both", "both")
+	remove(t, "listener", "")
+	until(t, "nothing of it is left in taktd", func() bool {
+		all, err := of.ListListeners(ctx, &adminv1.ListListenersRequest{})
+		return err == nil && !slices.ContainsFunc(all.GetListeners(), func(one *adminv1.ListenerStatus) bool {
+			return strings.HasPrefix(one.GetListener().GetPath(), "/run/takt/cni/")
+		})
+	})
+}
+
+// scriptOf is the process of a pod of a script.
+func scriptOf(t *testing.T, name string) int {
+	t.Helper()
+	p, err := client.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
+	for _, file := range files {
+		of, err := os.ReadFile(file)
+		line, err2 := os.ReadFile(filepath.Join(filepath.Dir(file), "cmdline"))
+		if err == nil && err2 == nil && strings.Contains(string(of), string(p.UID)) && strings.HasPrefix(string(line), "/usr/bin/python3\x00") {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			return pid
+		}
+	}
+	t.Fatalf("pod %s has no process of its script", name)
+	return 0
 }

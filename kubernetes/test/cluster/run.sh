@@ -10,11 +10,18 @@ export TAKT_BACKEND
 # A partitioned machine must keep a core for itself.
 cores=all
 [ "$TAKT_BACKEND" != deadline-partition ] || cores='"1"'
-# With taktd, the agent gives pods their runtime.
+# With taktd, the agent gives pods their runtime: the preload for glibc and musl, where both have been built.
+preload=${TAKT_BUILT:-}/libtakt_preload.so
+if [ -d "${TAKT_BUILT:-}/takt-preload" ]; then
+	# As it is installed: what is built has links to elsewhere.
+	preload=$bin/preload
+	rm -rf "$preload"
+	cp -RL "$TAKT_BUILT/takt-preload" "$preload"
+fi
 network=
 objects=
 [ "${TAKT_NODES:-1}" = 1 ] || { objects=", objects: true" cores=none; }
-[ -z "${TAKT_TAKTD:-}" ] || network=", network: {enabled: true, preload: $TAKT_BUILT/libtakt_preload.so, takt: $TAKT_BUILT/takt$objects}"
+[ -z "${TAKT_TAKTD:-}" ] || network=", network: {enabled: true, preload: $preload, takt: $TAKT_BUILT/takt$objects}"
 echo "{config: {cores: $cores, backend: $TAKT_BACKEND, podRequests: warn}, image: {pullPolicy: Never}$network}" >"$bin/values.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/values.yaml" kube-system >"$bin/chart.yaml")
 [ -z "$objects" ] || cat "$here"/../../../deploy/helm/takt-node/crds/*.yaml >>"$bin/chart.yaml"
@@ -25,5 +32,5 @@ echo "{config: {cores: $cores, podRequests: warn}, image: {pullPolicy: Never}, d
 export TAKT_SECOND_CHART="$bin/second-chart.yaml"
 TAKT_COLUMNS=$(cd "$here/../../../deploy/kubectl" && pwd)/reservations.columns
 export TAKT_COLUMNS
-TAKT_IMAGES="$bin/guest.tar $bin/takt-node.tar" TAKT_CHART=$bin/chart.yaml \
+TAKT_IMAGES="$bin/guest.tar $bin/musl.tar $bin/takt-node.tar" TAKT_CHART=$bin/chart.yaml \
 	"$here/node.sh" "$bin/cluster.test" -test.v -test.timeout 30m "$@"

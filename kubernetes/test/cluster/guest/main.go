@@ -1,8 +1,10 @@
-// Command guest is what runs in the cluster's pods: guest pause|idle|busy|probe|leave|ask|pin|change.
+// Command guest is what runs in the cluster's pods: guest pause|idle|busy|probe|leave|ask|pin|change|talk.
 package main
 
 import (
 	"bufio"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -10,6 +12,7 @@ import (
 	"runtime"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -62,6 +65,16 @@ func main() {
 			}
 		}()
 		<-end
+	case "talk": // sends datagrams at launch times, as static programs do: nothing stands in front of their system calls
+		go func() { <-end; os.Exit(0) }()
+		if err := talk(os.Args[2]); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		fmt.Println("sent by user", os.Getuid())
+		for {
+			time.Sleep(time.Hour)
+		}
 	case "change": // tries to leave its class, and calls itself what the kernel says
 		said := "changed"
 		// Without CAP_SYS_NICE, reset-on-fork has to stay, and the nice value cannot become less.
@@ -82,6 +95,40 @@ func main() {
 			time.Sleep(time.Hour)
 		}
 	}
+}
+
+// talk sends 20 datagrams to port 5001, with their launch times by CLOCK_TAI in them. The sockets' are by CLOCK_MONOTONIC: the kernel asks for CAP_NET_ADMIN for others.
+func talk(address string) error {
+	to := net.ParseIP(address).To4()
+	if to == nil {
+		return fmt.Errorf("%q is no address", address)
+	}
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	// struct sock_txtime: the clock, and no flags.
+	clock := binary.NativeEndian.AppendUint64(nil, unix.CLOCK_MONOTONIC)
+	if err := unix.SetsockoptString(socket, unix.SOL_SOCKET, unix.SO_TXTIME, string(clock)); err != nil {
+		return fmt.Errorf("SO_TXTIME: %w", err)
+	}
+	var tai, monotonic unix.Timespec
+	if err := errors.Join(unix.ClockGettime(unix.CLOCK_TAI, &tai), unix.ClockGettime(unix.CLOCK_MONOTONIC, &monotonic)); err != nil {
+		return err
+	}
+	control := make([]byte, unix.CmsgSpace(8))
+	header := (*unix.Cmsghdr)(unsafe.Pointer(&control[0]))
+	header.Level, header.Type = unix.SOL_SOCKET, unix.SCM_TXTIME
+	header.SetLen(unix.CmsgLen(8))
+	for number := range int64(20) {
+		after := int64(time.Second) + number*int64(5*time.Millisecond)
+		binary.NativeEndian.PutUint64(control[unix.CmsgLen(0):], uint64(monotonic.Nano()+after))
+		launch := binary.NativeEndian.AppendUint64(nil, uint64(tai.Nano()+after))
+		if err := unix.Sendmsg(socket, launch, control, &unix.SockaddrInet4{Port: 5001, Addr: [4]byte(to)}, 0); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ask has a reservation given to this thread.

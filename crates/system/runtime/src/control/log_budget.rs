@@ -3,15 +3,16 @@
 
 use std::time::Duration;
 
-/// Lines let through within a [`WINDOW`].
+/// Lines let through at once, after some quiet.
 const LINES: u32 = 50;
-const WINDOW: Duration = Duration::from_secs(1);
+/// In the long run, one in this time: else a day of it would fill a disk.
+const APART: Duration = Duration::from_millis(500);
 
-/// What a tenant has written lately.
+/// What a tenant has written lately: a bucket of lines, which fills by and by.
 #[derive(Debug, Default)]
 pub struct LogBudget {
-    since: Duration,
-    lines: u32,
+    /// From when on the bucket is full.
+    full: Duration,
     left_out: u64,
 }
 
@@ -27,15 +28,12 @@ pub enum Verdict {
 impl LogBudget {
     /// Asks for a line.
     pub fn ask(&mut self, now: Duration) -> Verdict {
-        if now >= self.since + WINDOW {
-            self.since = now;
-            self.lines = 0;
-        }
-        if self.lines == LINES {
+        let full = self.full.max(now) + APART;
+        if full > now + APART * LINES {
             self.left_out += 1;
             return Verdict::LeaveOut;
         }
-        self.lines += 1;
+        self.full = full;
         Verdict::Write(std::mem::take(&mut self.left_out))
     }
 }
@@ -56,5 +54,19 @@ mod tests {
         }
         assert_eq!(budget.ask(second(11)), Verdict::Write(7));
         assert_eq!(budget.ask(second(11)), Verdict::Write(0));
+        assert_eq!(budget.ask(second(11)), Verdict::LeaveOut);
+    }
+
+    #[test]
+    fn what_goes_on_is_two_lines_a_second_and_quiet_gives_the_rest_back() {
+        let mut budget = LogBudget::default();
+        let mut written = |from: u64, to: u64| {
+            let asked = (from * 1000..to * 1000).map(Duration::from_millis);
+            asked
+                .filter(|now| budget.ask(*now) != Verdict::LeaveOut)
+                .count() as u32
+        };
+        assert_eq!(written(10, 110), LINES + 2 * 100 - 1);
+        assert_eq!(written(200, 201), LINES + 1);
     }
 }

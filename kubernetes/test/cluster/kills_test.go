@@ -1,0 +1,219 @@
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+)
+
+// steady sends a datagram for every 10 ms, 300 ms ahead of its launch time, and says which ones it was refused.
+const steady = `
+import itertools, socket, struct, sys, time
+talker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+talker.setsockopt(socket.SOL_SOCKET, 61, struct.pack("iI", 11, 0))
+talker.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 5)
+base = time.clock_gettime_ns(11) + 1_000_000_000
+print("begins", base, flush=True)
+for number in itertools.count():
+    launch = base + number * 10_000_000
+    ahead = launch - time.clock_gettime_ns(11) - 300_000_000
+    if ahead > 0:
+        time.sleep(ahead / 1e9)
+    try:
+        talker.sendmsg([struct.pack("Q", launch)], [(socket.SOL_SOCKET, 61, struct.pack("Q", launch))], 0, (sys.argv[1], 5001))
+    except OSError as error:
+        print("refused", launch, error.strerror, flush=True)
+`
+
+const beat = int64(10 * time.Millisecond)
+
+// discarding takes all datagrams, and never answers.
+const discarding = `
+import socket
+listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+listener.bind(("", 5001))
+print("listening", flush=True)
+while True:
+    listener.recv(64)
+`
+
+// passed are datagrams on the wire, by their launch times: how much later than that each of them was there first.
+type passed struct {
+	lock sync.Mutex
+	late map[int64]int64
+	// early and twice are what never may be.
+	early, twice int
+}
+
+func (p *passed) enter(launch, late int64) {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	if late < 0 {
+		p.early++
+	}
+	if _, there := p.late[launch]; there {
+		p.twice++
+	}
+	p.late[launch] = late
+}
+
+// between is what became of the launches of a stretch of time: how many have not passed, and the longest time without any.
+func (p *passed) between(base, from, to int64) (missing int, gap time.Duration) {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	run := 0
+	for launch := base + (from-base+beat-1)/beat*beat; launch < to; launch += beat {
+		if _, there := p.late[launch]; there {
+			run = 0
+			continue
+		}
+		missing, run = missing+1, run+1
+		gap = max(gap, time.Duration(run)*time.Duration(beat))
+	}
+	return missing, gap
+}
+
+// newest is the launch time of the newest that has passed.
+func (p *passed) newest() (newest int64) {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	for launch := range p.late {
+		newest = max(newest, launch)
+	}
+	return newest
+}
+
+func tai(t *testing.T) int64 {
+	t.Helper()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_TAI, &now); err != nil {
+		t.Fatal(err)
+	}
+	return now.Nano()
+}
+
+// processAt is the process of a program on a node; the second node's are seen from the first.
+func processAt(node, program string) int {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		line, err := os.ReadFile(file)
+		groups, err2 := os.ReadFile(filepath.Join(filepath.Dir(file), "cgroup"))
+		if err != nil || err2 != nil {
+			continue
+		}
+		name, _, _ := strings.Cut(string(line), "\x00")
+		if filepath.Base(name) == program && strings.Contains(string(groups), "/node-2/") == (node == "node-2") {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			return pid
+		}
+	}
+	return 0
+}
+
+func TestTwoNodesSendOnWhileTheirPartsAreKilled(t *testing.T) {
+	of := taktObjects(t)
+	served(t, of)
+	annotations := map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}
+	listener := on("node-2", python("listener", map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "off"}, discarding))
+	create(t, listener)
+	says(t, "listener", "listening")
+	address := addressOf(t, "listener")
+	until(t, "the listener is known on the other node", func() bool { return len(placed(t, "node-1", address)) == 1 })
+	wire := &passed{late: map[int64]int64{}}
+	cable, stop := watchWire(t), make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() { cable.each(t, stop, wire.enter) })
+	defer watching.Wait()
+	defer close(stop)
+	create(t, on("node-1", python("talker", annotations, steady, address)))
+	base, err := strconv.ParseInt(strings.Fields(says(t, "talker", "begins"))[1], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flows := func(what string) {
+		t.Helper()
+		since := tai(t)
+		until(t, what, func() bool { return wire.newest() > since })
+	}
+	flows("datagrams pass")
+
+	ready := func(path string) func() bool {
+		return func() bool { return exec.Command("kube", "kubectl", "get", "--raw", path).Run() == nil }
+	}
+	agents := func() bool {
+		set, err := client.AppsV1().DaemonSets("kube-system").Get(ctx, "takt-node", metav1.GetOptions{})
+		return err == nil && set.Status.NumberReady == 2
+	}
+	kept := func(name string) func() int { return func() int { return processOf(name) } }
+	at := func(node, program string) func() int { return func() int { return processAt(node, program) } }
+	parts := []struct {
+		name string
+		pid  func() int
+		// serves: it does again what it is there for.
+		serves func() bool
+		// carries: the datagrams of this node pass it.
+		carries bool
+	}{
+		{"taktd of the talker's node", func() int { return taktdOf("node-1") }, func() bool {
+			_, err := admin(t, "node-1").GetStatus(ctx, &adminv1.GetStatusRequest{})
+			return err == nil && wire.newest() > tai(t)-int64(time.Second)
+		}, true},
+		{"taktd of the listener's node", func() int { return taktdOf("node-2") }, func() bool {
+			_, err := admin(t, "node-2").GetStatus(ctx, &adminv1.GetStatusRequest{})
+			return err == nil
+		}, false},
+		{"takt-node", at("node-1", "takt-node"), agents, false},
+		{"takt-controller", at("node-1", "takt-controller"), func() bool { return processAt("node-1", "takt-controller") > 0 }, false},
+		{"API server", kept("apiserver"), ready("/readyz"), false},
+		{"containerd", kept("containerd"), func() bool { return exec.Command("ctr", "version").Run() == nil }, false},
+		{"kubelet", kept("kubelet"), func() bool { return processOf("kubelet") > 0 }, false},
+		{"etcd", kept("etcd"), ready("/readyz"), false},
+	}
+	table := fmt.Sprintf("%-30s %14s %16s %16s\n", "killed", "serves again", "not sent", "longest gap")
+	for _, part := range parts {
+		pid := part.pid()
+		if pid <= 1 {
+			t.Errorf("%s has no process here", part.name)
+			continue
+		}
+		killed, began := tai(t), time.Now()
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		until(t, part.name+" serves again", func() bool { now := part.pid(); return now > 1 && now != pid && part.serves() })
+		again := time.Since(began)
+		flows("datagrams pass after it")
+		// What has not passed a second after its launch time does not any more.
+		end := tai(t)
+		until(t, "what was launched by then has passed", func() bool { return tai(t) > end+int64(time.Second) })
+		missing, gap := wire.between(base, killed, end)
+		table += fmt.Sprintf("%-30s %12.1f s %16s %13.2f s\n", part.name, again.Seconds(), fmt.Sprintf("%d of %d", missing, (end-killed)/beat), gap.Seconds())
+		if missing > 0 && !part.carries {
+			t.Errorf("%s is killed: %d datagrams of a pod that runs have not been sent", part.name, missing)
+		}
+	}
+	if wire.early > 0 || wire.twice > 0 {
+		t.Errorf("%d datagrams were on the wire before their launch times, %d twice", wire.early, wire.twice)
+	}
+	t.Logf("a datagram every 10 ms while parts are killed:\n%s", table)
+	// New pods are served as before.
+	create(t, on("node-1", python("late", annotations, talking, address)))
+	if line := says(t, "late", "sent by"); line != "sent by user 65534" {
+		t.Error(line)
+	}
+	for _, name := range []string{"late", "talker", "listener"} {
+		remove(t, name, "")
+	}
+}
