@@ -98,7 +98,8 @@ fi
 if [ $nodes = 2 ]; then
 	ip link add pods0 type bridge
 	ip link add pods.1 type vxlan id 1 dstport 4789 local $address dev $uplink
-	bridge fdb append 00:00:00:00:00:00 dev pods.1 dst $other
+	# Not the plugin of that name, which is found first.
+	/sbin/bridge fdb append 00:00:00:00:00:00 dev pods.1 dst $other
 	ip link set pods.1 mtu 1450 master pods0 up
 	ip link set pods0 up
 fi
