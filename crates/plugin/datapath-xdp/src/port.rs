@@ -120,9 +120,11 @@ impl Bound {
             attachment: Arc::clone(attachment),
         };
         for queue in &bound.queues {
-            bound
-                .claim
-                .place(queue.member.queue.number(), &queue.member.socket, &queue.member.upper)?;
+            bound.claim.place(
+                queue.member.queue.number(),
+                &queue.member.socket,
+                &queue.member.upper,
+            )?;
         }
         bound.claim.accept()?;
         Ok(bound)

@@ -148,7 +148,6 @@ impl Receive {
             self.member.wake_driver();
         }
     }
-
 }
 
 impl Gathered {

@@ -198,7 +198,10 @@ fn what_is_marked_finds_room_beside_what_is_not_and_comes_first_and_shuts_out_no
         assert_eq!(take(8), [&marked[..6], &[0, 1]].concat());
         // Too small to be shared: by turns.
         let alone = [take(1)[0], take(1)[0]];
-        assert!(alone == [2, marked[6]] || alone == [marked[6], 2], "{alone:?}");
+        assert!(
+            alone == [2, marked[6]] || alone == [marked[6], 2],
+            "{alone:?}"
+        );
         let rest: Vec<u8> = (3..RING).collect();
         assert_eq!(take(200), [&marked[7..], &rest].concat());
         assert_eq!(receiver.counters().rx_dropped, u64::from(RING));

@@ -172,7 +172,10 @@ pub fn readable_within(port: &dyn Port, time: Duration) -> bool {
         tv_sec: time.as_secs() as _,
         tv_nsec: time.subsec_nanos() as _,
     };
-    let mut fds: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let mut fds: Vec<PollFd<'_>> = fds
+        .iter()
+        .map(|fd| PollFd::new(fd, PollFlags::IN))
+        .collect();
     match poll(&mut fds, Some(&timeout)) {
         Ok(_) => fds.iter().any(|fd| fd.revents().contains(PollFlags::IN)),
         Err(rustix::io::Errno::INTR) => false,
