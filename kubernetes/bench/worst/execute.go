@@ -162,7 +162,12 @@ func execute(m mix, cores int, each time.Duration, use float64) (result, error) 
 	for _, s := range m.Servers {
 		working.Go(func() {
 			runtime.LockOSThread() // as above, and the reservation with it
-			err := sched.Set(unix.Gettid(), sched.Attr{Policy: sched.Deadline, Flags: sched.ResetOnFork, Runtime: s.Runtime, Deadline: s.Deadline, Period: s.Period})
+			wanted := sched.Attr{Policy: sched.Deadline, Flags: sched.ResetOnFork, Runtime: s.Runtime, Deadline: s.Deadline, Period: s.Period}
+			err := sched.Set(unix.Gettid(), wanted)
+			// The kernel has the bandwidth of a thread that is gone for up to a period more.
+			for began := time.Now(); errors.Is(err, unix.EBUSY) && time.Since(began) < time.Second; err = sched.Set(unix.Gettid(), wanted) {
+				time.Sleep(10 * time.Millisecond)
+			}
 			if err != nil {
 				mu.Lock()
 				failed = append(failed, err)
