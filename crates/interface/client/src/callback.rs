@@ -6,9 +6,8 @@ use std::thread::JoinHandle;
 use takt_session::{ChannelId, Failure};
 
 use crate::error::Error;
-use crate::message::Message;
-use crate::sink::Sink;
-use crate::stream::StreamCore;
+use crate::owner::StreamCore;
+use crate::sink::{Message, Sink};
 use crate::sys;
 use crate::wait::Wait;
 use crate::wake::Waker;

@@ -25,11 +25,11 @@ use crate::descriptors::Registered;
 use crate::direct::{self, Heard, Mail};
 use crate::error::Error;
 use crate::fork::{Slot, State, Status};
+use crate::interrupt::Interrupt;
 use crate::memory::Account;
 use crate::notify::Notify;
-use crate::session::Progress;
+use crate::progress::Progress;
 use crate::sys;
-use crate::wake::Interrupt;
 
 /// How often a wait looks whether the session is attached: the reader looks for the runtime less often.
 const ATTACH_LOOK: Duration = Duration::from_millis(10);
@@ -340,7 +340,7 @@ impl Shared {
         descriptors: Vec<OwnedFd>,
     ) -> Option<u32> {
         control.mail.opens(message);
-        let heard = direct::hear(control, attachment, message, descriptors);
+        let heard = direct::hear(&mut control.mail, attachment, message, descriptors);
         let sink = match heard {
             Heard::Other => return None,
             Heard::Unusable(ring) => return Some(ring),

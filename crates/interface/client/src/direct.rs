@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,8 @@ use takt_session::message::{DirectEnd, Reply};
 use takt_shm::{Arena, CHUNK, Consumer, Producer, Region, SinkBell, SinkBellHost};
 
 use crate::attachment::Attachment;
-use crate::control::Control;
 use crate::fork::State;
+use crate::lent::Lent;
 
 /// A sink that gives nothing back for so long, and has as much as it may have, is served by the lane again.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -116,12 +116,11 @@ pub(crate) enum Heard {
 
 /// Takes note of what is said of rings.
 pub(crate) fn hear(
-    control: &mut Control,
+    mail: &mut Mail,
     attachment: &Attachment,
     message: &Reply,
     descriptors: Vec<OwnedFd>,
 ) -> Heard {
-    let mail = &mut control.mail;
     match *message {
         Reply::DirectSource {
             source,
@@ -217,82 +216,6 @@ fn open_ring(file: OwnedFd, depth: u32) -> Option<(Arc<Arena>, DirectBlock)> {
     Some((Arc::new(arena), block))
 }
 
-/// Which blocks of a source a sink has, in memory of the source alone.
-#[derive(Debug)]
-pub(crate) struct Lent {
-    pub(crate) ring: u32,
-    /// A bit for each chunk at which a block starts that it has.
-    blocks: Box<[AtomicU64]>,
-    count: AtomicU32,
-    bytes: AtomicUsize,
-    /// Blocks that have come back so far.
-    returned: AtomicU64,
-    /// It has given back what it did not have: what it has is gone until its session is.
-    pub(crate) broken: AtomicBool,
-}
-
-impl Lent {
-    pub(crate) fn new(ring: u32, chunks: usize) -> Self {
-        let words = chunks.div_ceil(64);
-        Self {
-            ring,
-            blocks: std::iter::repeat_with(AtomicU64::default)
-                .take(words)
-                .collect(),
-            count: AtomicU32::new(0),
-            bytes: AtomicUsize::new(0),
-            returned: AtomicU64::new(0),
-            broken: AtomicBool::new(false),
-        }
-    }
-
-    /// The sink gets the block that starts at this chunk.
-    pub(crate) fn lend(&self, chunk: u32, bytes: usize) {
-        if let Some(word) = self.blocks.get(chunk as usize / 64) {
-            self.count.fetch_add(1, Ordering::Relaxed);
-            self.bytes.fetch_add(bytes, Ordering::Relaxed);
-            // Release: partner is the swap in `take_back`, which subtracts what is added here.
-            word.fetch_or(1 << (chunk % 64), Ordering::Release);
-        }
-    }
-
-    /// The block comes back. False: the sink does not have it.
-    pub(crate) fn take_back(&self, chunk: u32, bytes: impl FnOnce() -> usize) -> Option<usize> {
-        let bit = 1 << (chunk % 64);
-        let word = self.blocks.get(chunk as usize / 64)?;
-        if word.load(Ordering::Relaxed) & bit == 0
-            || word.fetch_and(!bit, Ordering::Acquire) & bit == 0
-        {
-            return None;
-        }
-        let bytes = bytes();
-        self.count.fetch_sub(1, Ordering::Release); // Partner: `count`.
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.returned.fetch_add(1, Ordering::Relaxed);
-        Some(bytes)
-    }
-
-    /// All that the sink has.
-    pub(crate) fn all(&self) -> impl Iterator<Item = u32> {
-        let words = self.blocks.iter().enumerate();
-        words.flat_map(|(at, word)| {
-            let word = word.load(Ordering::Relaxed);
-            let set = (0..64).filter(move |bit| word & (1 << bit) != 0);
-            set.map(move |bit| at as u32 * 64 + bit)
-        })
-    }
-
-    /// How many blocks the sink has.
-    pub(crate) fn count(&self) -> u32 {
-        // Acquire: partner is the subtraction in `take_back`. The place in the return ring has been shown free.
-        self.count.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed)
-    }
-}
-
 /// A source's end of a ring.
 pub(crate) struct SourceRing {
     pub(crate) ring: u32,
@@ -381,7 +304,7 @@ impl SourceRing {
         if self.given_up {
             return Ok(());
         }
-        let returned = self.lent.returned.load(Ordering::Relaxed);
+        let returned = self.lent.returned();
         match self.full {
             Some((since, then)) if then == returned => match since.elapsed() > PATIENCE {
                 true => Err(DirectEnd::Slow),

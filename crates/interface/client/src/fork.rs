@@ -10,7 +10,9 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
-use crate::sys;
+mod handler;
+
+pub use handler::forks;
 
 /// What a session is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +69,8 @@ impl Slot {
     /// # Errors
     /// The kernel's, when the handler cannot be installed.
     pub(crate) fn claim(descriptors_from: Option<RawFd>) -> io::Result<&'static Self> {
-        sys::install_fork_handler(descriptors_from)?;
-        let free = sys::slots().find(|slot| {
+        handler::install_fork_handler(descriptors_from)?;
+        let free = handler::slots().find(|slot| {
             slot.claimed
                 .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
                 .is_ok()
@@ -77,7 +79,7 @@ impl Slot {
             slot.set(State::new(0, Status::Disconnected));
             return Ok(slot);
         }
-        Ok(sys::add_slot(Box::new(Self {
+        Ok(handler::add_slot(Box::new(Self {
             claimed: AtomicBool::new(true),
             state: AtomicU64::new(State::new(0, Status::Disconnected).0),
             descriptors: [const { AtomicI32::new(-1) }; DESCRIPTORS],

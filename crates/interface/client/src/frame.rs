@@ -12,8 +12,8 @@ use takt_time::{TaiTime, TrafficClass};
 
 use crate::control::unexpected;
 use crate::error::Error;
+use crate::owner::StreamCore;
 use crate::source::{Buffer, Outcome, Source, Token};
-use crate::stream::StreamCore;
 use crate::wait::Wait;
 
 /// How a frame is to be sent.

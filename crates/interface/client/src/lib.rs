@@ -43,7 +43,7 @@
 //!
 //! Not here: any runtime. The embedded form is the crate `takt-embedded`.
 
-#![deny(unsafe_code)] // but for `sys`
+#![deny(unsafe_code)] // but for `sys`, `payload` and `fork::handler`
 
 mod attachment;
 mod callback;
@@ -58,9 +58,13 @@ mod frame;
 mod gaps;
 #[doc(hidden)] // for the preload and its command
 pub mod grid;
+mod interrupt;
+mod lent;
 mod memory;
-mod message;
 mod notify;
+mod owner;
+mod payload;
+mod progress;
 mod reader;
 mod session;
 mod sink;
@@ -74,14 +78,16 @@ mod wake;
 
 pub use callback::CallbackSink;
 pub use error::Error;
+#[doc(hidden)] // for threads of what stands on the channels
+pub use fork::forks;
 pub use frame::{FrameBuffer, FrameOptions, FrameSource};
-pub use message::Message;
-pub use session::{Progress, Session, SessionBuilder};
-pub use sink::{Sink, SinkCounters, SinkOptions};
+pub use progress::Progress;
+pub use session::{Session, SessionBuilder};
+pub use sink::{Message, Sink, SinkCounters, SinkOptions};
 pub use source::{Buffer, NotForwarded, Outcome, Source, SourceOptions, Token};
 pub use stream::Stream;
-#[doc(hidden)] // for threads of what stands on the channels
-pub use sys::{forks, without_signals};
+#[doc(hidden)] // as `forks`
+pub use sys::without_signals;
 pub use wait::Wait;
 pub use wake::Waker;
 

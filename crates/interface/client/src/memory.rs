@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use takt_session::layout::{Completion, RX_REGION, Release};
 use takt_shm::{Buddy, CHUNK, Consumer};
 
-use crate::direct::Lent;
+use crate::lent::Lent;
 
 /// Sizes of blocks that an account keeps: 256 bytes to 64 KiB. Larger ones come from the allocator,
 /// whose cost is nothing against that of filling them.

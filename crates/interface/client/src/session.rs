@@ -3,9 +3,9 @@
 use std::convert::Infallible;
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use takt_session::Qos;
 use takt_session::message::Request;
@@ -14,23 +14,14 @@ use takt_session::place::Socket;
 use crate::connect;
 use crate::control::{Options, Shared, StreamRecord};
 use crate::error::Error;
+use crate::owner::{Owner, StreamCore};
+use crate::progress::Progress;
 use crate::reader;
-use crate::stream::{Stream, StreamCore};
+use crate::stream::Stream;
 use crate::sys;
 
-/// How long closing a session waits for what was emitted to be sent.
-const FLUSH: Duration = Duration::from_secs(1);
 /// How long the runtime may take to answer unless the application says otherwise.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The embedded form: the calling thread drives the runtime inside its own process.
-pub trait Progress: Send + Sync {
-    /// Does what there is to do, and returns. Called after each emit and in every round of a wait.
-    fn progress(&self);
-
-    /// The calling thread goes to sleep: whoever else can do it does what there is to do from now on.
-    fn sleeps(&self) {}
-}
 
 /// An application attached to the runtime of its node.
 ///
@@ -38,13 +29,6 @@ pub trait Progress: Send + Sync {
 /// last of them, waits up to a second for what was emitted to be sent.
 #[derive(Clone)]
 pub struct Session(pub(crate) Arc<Owner>);
-
-/// Holds a session open.
-pub(crate) struct Owner {
-    pub(crate) shared: Arc<Shared>,
-    /// Ends when the background thread has ended.
-    gone: Mutex<Receiver<Infallible>>,
-}
 
 impl Session {
     /// Attaches to the runtime that listens on `$TAKT_SOCKET`, or else to the user's own node, or else on
@@ -261,10 +245,7 @@ impl SessionBuilder {
                 })
         })
         .map_err(Error::system("start the session's thread"))?;
-        Ok(Session(Arc::new(Owner {
-            shared,
-            gone: Mutex::new(gone),
-        })))
+        Ok(Session(Arc::new(Owner::new(shared, gone))))
     }
 }
 
@@ -276,34 +257,4 @@ fn program_name() -> String {
             Some(name.to_string_lossy().into_owned())
         })
         .unwrap_or_default()
-}
-
-impl Owner {
-    /// Sends what was emitted, and ends the session.
-    fn end(&self) {
-        if self.shared.slot.forked() {
-            // The parent's: not ours to close, and no thread of it is here.
-            return;
-        }
-        let mut control = self.shared.lock();
-        let lingering = std::mem::take(&mut control.lingering);
-        let idle = lingering.is_empty() && control.sources.is_empty() && control.sinks.is_empty();
-        drop(control);
-        if !idle {
-            let deadline = Instant::now() + FLUSH;
-            // Answered once everything that was emitted is sent.
-            let _ = self.shared.request_until(Request::End, deadline);
-        }
-        self.shared.lock().closing = true;
-        self.shared.wake_reader();
-        let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
-        // An error is the end that is waited for: nothing is ever sent.
-        let _ = gone.recv();
-    }
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        self.end();
-    }
 }

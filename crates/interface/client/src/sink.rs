@@ -18,11 +18,15 @@ use crate::direct::{MOST_NOISE, SinkNews, SinkRing};
 use crate::error::Error;
 use crate::fork::{Slot, State, Status};
 use crate::gaps::Gaps;
-use crate::message::Message;
+use crate::interrupt::Interrupt;
 use crate::notify::Notify;
-use crate::stream::StreamCore;
+use crate::owner::StreamCore;
 use crate::wait::{Spin, Step, Wait};
-use crate::wake::{Interrupt, Waker};
+use crate::wake::Waker;
+
+mod message;
+
+pub use message::Message;
 
 /// How to open a sink.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

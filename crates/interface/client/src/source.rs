@@ -22,13 +22,14 @@ use crate::control::{Lingering, OpenSource, Shared, unexpected};
 use crate::direct::{SourceNews, SourceRing};
 use crate::error::Error;
 use crate::fork::{Slot, State, Status};
+use crate::interrupt::Interrupt;
 use crate::memory::{Account, Block, Outcomes, Stock};
-use crate::message::Message;
-use crate::session::Progress;
-use crate::stream::StreamCore;
+use crate::owner::StreamCore;
+use crate::progress::Progress;
+use crate::sink::Message;
 use crate::sys;
 use crate::wait::{Spin, Step, Wait};
-use crate::wake::{Interrupt, Waker};
+use crate::wake::Waker;
 
 /// First and longest sleep while waiting for a buffer: completions ring no bell.
 const BUFFER_SLEEP: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(1)];

@@ -11,11 +11,10 @@ use crate::callback::CallbackSink;
 use crate::control::{SinkRecord, SourceRecord, Target, open_sink, source_opened, unexpected};
 use crate::error::Error;
 use crate::frame::FrameSource;
-use crate::message::Message;
 use crate::notify::Notify;
+use crate::owner::StreamCore;
 use crate::reader;
-use crate::session::Owner;
-use crate::sink::{Sink, SinkOptions};
+use crate::sink::{Message, Sink, SinkOptions};
 use crate::source::{Source, SourceOptions};
 
 /// A set of quality requirements, and the channels that share them.
@@ -23,13 +22,6 @@ use crate::source::{Source, SourceOptions};
 /// Cheap to clone. The stream is closed when it and all its sources and sinks are dropped.
 #[derive(Clone)]
 pub struct Stream(pub(crate) Arc<StreamCore>);
-
-/// Holds a stream open.
-pub(crate) struct StreamCore {
-    pub(crate) owner: Arc<Owner>,
-    pub(crate) key: u32,
-    pub(crate) qos: Qos,
-}
 
 impl Stream {
     /// What was asked for.
@@ -227,23 +219,5 @@ impl std::fmt::Debug for Stream {
         f.debug_struct("Stream")
             .field("qos", &self.0.qos)
             .finish_non_exhaustive()
-    }
-}
-
-impl Drop for StreamCore {
-    fn drop(&mut self) {
-        let shared = &self.owner.shared;
-        if shared.slot.forked() {
-            return;
-        }
-        let mut control = shared.lock();
-        if let Some(record) = control.streams.get_mut(&self.key) {
-            record.closing = true;
-        }
-        let closed = control.take_closed_streams();
-        drop(control);
-        for request in closed {
-            shared.post(request);
-        }
     }
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use takt_session::layout::{Completion, Release};
 use takt_shm::{Arena, CHUNK, Consumer, Producer, RingLayout};
 
-use crate::direct::Lent;
+use crate::lent::Lent;
 use crate::memory::{Account, Block, Outcomes, Stock, TxMemory};
 
 const BYTES: usize = 64 << 10;

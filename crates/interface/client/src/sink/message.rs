@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 use takt_session::layout::{RxDescriptor, TX_REGION};
 use takt_time::{TaiTime, TrafficClass};
 
+use super::Sink;
 use crate::fork::State;
-use crate::sink::Sink;
 
 /// A received message, read in place. Dropping it gives its memory back.
 ///
