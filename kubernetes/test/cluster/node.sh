@@ -120,7 +120,7 @@ done
 # With taktd: takt-cni behind the plugin of the primary network, which takt-node installs.
 chained=
 if [ -n "${TAKT_TAKTD:-}" ]; then
-	chained=', {"type": "takt-cni", "network": "pods", "classes": [0, 5], "pods": "annotated",
+	chained=', {"type": "takt-cni", "network": "pods", "classes": [0, 5], "write": ["7"], "read": ["7"], "pods": "annotated",
  "capabilities": {"io.kubernetes.cri.pod-annotations": true}}'
 fi
 range='{"subnet": "10.67.0.0/24"}' mtu=1500

@@ -21,7 +21,7 @@ fi
 network=
 objects=
 [ "${TAKT_NODES:-1}" = 1 ] || { objects=", objects: true" cores=none; }
-[ -z "${TAKT_TAKTD:-}" ] || network=", network: {enabled: true, preload: $preload, takt: $TAKT_BUILT/takt$objects}"
+[ -z "${TAKT_TAKTD:-}" ] || network=", network: {enabled: true, preload: $preload, library: $TAKT_BUILT/libtakt.so, takt: $TAKT_BUILT/takt$objects}"
 echo "{config: {cores: $cores, backend: $TAKT_BACKEND, podRequests: warn}, image: {pullPolicy: Never}$network}" >"$bin/values.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/values.yaml" kube-system >"$bin/chart.yaml")
 [ -z "$objects" ] || cat "$here"/../../../deploy/helm/takt-node/crds/*.yaml >>"$bin/chart.yaml"
@@ -32,5 +32,8 @@ echo "{config: {cores: $cores, podRequests: warn}, image: {pullPolicy: Never}, d
 export TAKT_SECOND_CHART="$bin/second-chart.yaml"
 TAKT_COLUMNS=$(cd "$here/../../../deploy/kubectl" && pwd)/reservations.columns
 export TAKT_COLUMNS
+# Python programs in pods.
+TAKT_BINDINGS=$(cd "$here/../../../bindings/python" && pwd)
+export TAKT_BINDINGS
 TAKT_IMAGES="$bin/guest.tar $bin/musl.tar $bin/takt-node.tar" TAKT_CHART=$bin/chart.yaml \
 	"$here/node.sh" "$bin/cluster.test" -test.v -test.timeout 30m "$@"
