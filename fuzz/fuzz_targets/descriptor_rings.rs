@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, channel};
 use libfuzzer_sys::fuzz_target;
 use takt_clock::SystemTai;
 use takt_runtime::config::Limits;
+use takt_runtime::ids::SessionId;
 use takt_runtime::lane::session::{LaneSession, SessionParts};
 use takt_runtime::lane::{Carrier, Command, Event, EventSender, Lane, LaneHandle, SourceTarget};
 use takt_runtime::policy::{Policy, Rates};
@@ -30,7 +31,7 @@ const MOST_ROUNDS: usize = 1000;
 
 /// An application, with what it needs of its arena.
 struct App {
-    id: u64,
+    id: SessionId,
     arena: Arc<Arena>,
     map: ArenaMap,
     bell: LaneBell,
@@ -52,7 +53,7 @@ struct Scene {
     lane: Lane,
     handle: LaneHandle,
     events: Receiver<Event>,
-    next_session: u64,
+    next_session: u32,
     next_source: u32,
     honest: Option<(App, Source, App, Sink)>,
     number: u32,
@@ -107,11 +108,11 @@ impl Scene {
         let bell = LaneBellHost::new(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET).expect("bell");
         let fd = bell.fd().try_clone_to_owned().expect("a descriptor");
         let own = LaneBell::attach(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET, fd).expect("bell");
-        let id = self.next_session;
+        let id = SessionId(self.next_session);
         self.next_session += 1;
         let session = LaneSession::new(SessionParts {
             id,
-            tenant: id as u32,
+            tenant: id.0,
             arena: arena.clone(),
             map,
             bell,
@@ -416,7 +417,7 @@ fuzz_target!(|input: &[u8]| {
         scene.lane.poll();
         scene.honest();
         let id = hostile.app.id;
-        let leaves = id.is_multiple_of(2);
+        let leaves = id.0.is_multiple_of(2);
         scene.handle.send(match leaves {
             // It has gone: what it had emitted is sent.
             true => Command::LeaveSession(id),

@@ -6,6 +6,7 @@
 //! | `lane` | the data path: polling threads that share nothing |
 //! | [`control`] | the control thread: sessions, listeners, peers, administration |
 //! | [`peering`] | which runtimes are there and what they want; pure |
+//! | [`ids`] | numbers that cross the edges between them |
 //! | [`status`], [`counters`], [`delays`], [`capture`] | what operators see |
 //!
 //! It knows datapaths by their contract only, and no application's data model. Nothing in it assumes
@@ -18,6 +19,7 @@ pub mod config;
 pub mod control;
 pub mod counters;
 pub mod delays;
+pub mod ids;
 #[cfg(fuzzing)]
 #[allow(missing_docs)] // for fuzz targets alone
 pub mod lane;

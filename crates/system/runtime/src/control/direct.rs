@@ -23,6 +23,7 @@ use super::listener::FIRST_WITHOUT;
 use super::mapping::is_writable;
 use super::rings::{Direct, MOST_RINGS, Place};
 use super::session::{Endpoint, Finish, Session};
+use crate::ids::SessionId;
 use crate::lane::Command;
 use crate::policy::Trust;
 use crate::status::DirectStatus;
@@ -89,7 +90,7 @@ impl Control {
             };
             for (source, sink) in found.unwrap_or_default() {
                 if let Err(failure) = self.connect_pair(source, sink) {
-                    tracing::debug!(source = source.0, sink = sink.0, reason = %failure, "no ring: the lane serves the sink");
+                    tracing::debug!(source = %source.0, sink = %sink.0, reason = %failure, "no ring: the lane serves the sink");
                 }
             }
         }
@@ -104,7 +105,7 @@ impl Control {
         let others = self.sessions.values();
         let others = others.filter(|other| Self::is_one_domain(session, other));
         let sinks = others.flat_map(|other| {
-            let sinks = (0..other.sinks.len()).map(|at| (other.id as u32, at));
+            let sinks = (0..other.sinks.len()).map(|at| (other.id, at));
             sinks.filter(|(_, at)| {
                 endpoint(&other.sinks, *at).is_some_and(|s| s.takes_rings(source))
             })
@@ -118,7 +119,7 @@ impl Control {
         let others = self.sessions.values();
         let others = others.filter(|other| Self::is_one_domain(session, other));
         let sources = others.flat_map(|other| {
-            let sources = (0..other.sources.len()).map(|at| (other.id as u32, at));
+            let sources = (0..other.sources.len()).map(|at| (other.id, at));
             sources.filter(|(_, at)| {
                 endpoint(&other.sources, *at)
                     .is_some_and(|source| sink.takes_rings(source) && other.gives_rings(source))
@@ -187,7 +188,7 @@ impl Control {
             ring: number,
             sender,
             depth: block.depth,
-            session: source.0.into(),
+            session: source.0.0.into(),
             region_bytes,
         };
         // Whoever does not take what it is told is served by its lane.
@@ -200,8 +201,8 @@ impl Control {
         }
         // Before the source hears of it: what it stamps with the epoch, the lane understands.
         self.lanes[lane].handle.send(Command::Direct {
-            source: (source.0.into(), source.1),
-            sink: (sink.0.into(), sink.1),
+            source,
+            sink,
             epoch,
             begins: true,
         });
@@ -257,8 +258,8 @@ impl Control {
             self.direct.set_epoch(number, epoch);
             if let Some(from) = self.sessions.get(&source.0) {
                 self.lanes[from.lane].handle.send(Command::Direct {
-                    source: (source.0.into(), source.1),
-                    sink: (sink.0.into(), sink.1),
+                    source,
+                    sink,
                     epoch,
                     begins: false,
                 });
@@ -312,7 +313,7 @@ impl Control {
     }
 
     /// A session ends, or its listener is no trust domain any more: it may still read what it has got.
-    pub(super) fn end_direct_with(&mut self, id: u32) {
+    pub(super) fn end_direct_with(&mut self, id: SessionId) {
         const WHY: &str = "a session has ended";
         self.end_all(self.direct.of_sources_session(id), WHY, false);
         self.end_all(self.direct.of_sinks_session(id), WHY, false);
@@ -321,7 +322,7 @@ impl Control {
     }
 
     /// Nothing of a session is left. `free`: its application reads nothing any more.
-    pub(super) fn forget_direct(&mut self, id: u32, free: bool) {
+    pub(super) fn forget_direct(&mut self, id: SessionId, free: bool) {
         self.end_direct_with(id);
         let rings = self.direct.of_sinks_session(id);
         match free {
@@ -333,7 +334,7 @@ impl Control {
     /// One end has given a ring up.
     pub(super) fn give_direct_up(
         &mut self,
-        id: u32,
+        id: SessionId,
         number: u32,
         reason: DirectEnd,
     ) -> Result<(), Failure> {
@@ -351,7 +352,7 @@ impl Control {
         self.direct_given_up += 1;
         let tenant = self.sessions.get(&id).map_or(0, |session| session.tenant);
         if self.may_log(tenant) {
-            tracing::warn!(source = source.0, sink = sink.0, by = id, %reason, "a ring was given up: the lane serves the sink");
+            tracing::warn!(source = %source.0, sink = %sink.0, by = %id, %reason, "a ring was given up: the lane serves the sink");
         }
         let why = match reason {
             DirectEnd::Unusable => "an end could not map it",
@@ -364,7 +365,7 @@ impl Control {
     }
 
     /// Tells an application what it had no room for.
-    pub(super) fn tell_untold(&mut self, id: u32) {
+    pub(super) fn tell_untold(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
@@ -379,7 +380,7 @@ impl Control {
     }
 
     /// The rings of a session's sources.
-    pub(super) fn direct_status(&self, id: u32) -> Vec<DirectStatus> {
+    pub(super) fn direct_status(&self, id: SessionId) -> Vec<DirectStatus> {
         let rings = self.direct.of_sources_session(id).into_iter();
         let mut all: Vec<DirectStatus> = rings
             .filter_map(|number| {
@@ -389,7 +390,7 @@ impl Control {
                 Some(DirectStatus {
                     ring: number,
                     channel: source.channel?.0,
-                    session: ring.sink.0.into(),
+                    session: ring.sink.0.0.into(),
                     name: self.sessions.get(&ring.sink.0)?.name.clone(),
                     ended: ring.ended.unwrap_or_default().into(),
                 })

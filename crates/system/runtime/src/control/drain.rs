@@ -6,6 +6,7 @@ use std::time::Duration;
 use takt_session::{ErrorCode, Failure};
 
 use super::Control;
+use crate::ids::SessionId;
 use crate::lane::Command;
 
 /// A drain under way.
@@ -56,11 +57,11 @@ impl Control {
         }
         // Peers that believe it complete would not count what is given up.
         self.incomplete |= busy;
-        let ids: Vec<u32> = self
+        let ids: Vec<SessionId> = self
             .sessions
             .values()
             .filter(|s| !s.ending)
-            .map(|s| s.id as u32)
+            .map(|s| s.id)
             .collect();
         for id in ids {
             self.end_session(id, Some(Failure::from(ErrorCode::ShuttingDown)));

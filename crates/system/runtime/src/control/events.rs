@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use rustix::event::epoll;
 
+use crate::ids::SessionId;
+
 /// Whose news a readable descriptor brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token {
@@ -15,8 +17,9 @@ pub(super) enum Token {
     /// Some application: which of them, `strangers` says.
     Strangers,
     Listener(u32),
-    Session(u32),
-    Process(u32),
+    Session(SessionId),
+    /// That of a session's application.
+    Process(SessionId),
 }
 
 impl Token {
@@ -25,8 +28,8 @@ impl Token {
             Token::Wake => (0, 0),
             Token::Peering => (1, 0),
             Token::Listener(value) => (2, value),
-            Token::Session(value) => (3, value),
-            Token::Process(value) => (4, value),
+            Token::Session(value) => (3, value.0),
+            Token::Process(value) => (4, value.0),
             Token::Strangers => (5, 0),
             Token::Scout => (6, 0),
         };
@@ -39,8 +42,8 @@ impl Token {
             0 => Token::Wake,
             1 => Token::Peering,
             2 => Token::Listener(value),
-            3 => Token::Session(value),
-            4 => Token::Process(value),
+            3 => Token::Session(SessionId(value)),
+            4 => Token::Process(SessionId(value)),
             5 => Token::Strangers,
             6 => Token::Scout,
             _ => return None,

@@ -16,6 +16,7 @@ use super::listener::ListenError;
 use super::{Control, Job};
 use crate::capture::{Capture, CaptureError};
 use crate::config::{KeyMissing, ListenerConfig};
+use crate::ids::SessionId;
 use crate::lane::LaneHandle;
 use crate::peering::keys::PeerConfig;
 use crate::peering::{AcceptNet, Effects};
@@ -338,8 +339,8 @@ impl RuntimeHandle {
     /// [`Stopped`].
     pub fn end_session(&self, session: u64, reason: String) -> Result<bool, Stopped> {
         self.change(move |c| match u32::try_from(session) {
-            Ok(id) if c.sessions.get(&id).is_some_and(|s| !s.ending) => {
-                c.end_session(id, Some(Failure::new(ErrorCode::Closed, reason)));
+            Ok(id) if c.sessions.get(&SessionId(id)).is_some_and(|s| !s.ending) => {
+                c.end_session(SessionId(id), Some(Failure::new(ErrorCode::Closed, reason)));
                 true
             }
             _ => false,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::counters::Counter;
+use crate::ids::SessionId;
 use crate::peering::message::{SourceProgress, Subscription};
 
 /// How often the last number of a source is told, unless it changes: twice to count, once against loss.
@@ -17,7 +18,7 @@ const MOST_ENDED: usize = 4 * MOST_TOLD;
 #[derive(Debug, Default)]
 pub struct Interests {
     sinks: HashMap<Subscription, u32>,
-    sessions: HashMap<u32, BTreeSet<Subscription>>,
+    sessions: HashMap<SessionId, BTreeSet<Subscription>>,
 }
 
 impl Interests {
@@ -25,7 +26,7 @@ impl Interests {
     /// it is wanted.
     pub fn replace(
         &mut self,
-        session: u32,
+        session: SessionId,
         wanted: BTreeSet<Subscription>,
     ) -> Vec<(Subscription, bool)> {
         let before = match wanted.is_empty() {
@@ -180,11 +181,23 @@ mod tests {
     fn a_channel_is_wanted_from_its_first_sink_to_its_last() {
         let mut interests = Interests::default();
         let set = |channels: &[u64]| channels.iter().copied().map(entry).collect();
-        assert_eq!(interests.replace(1, set(&[5])), [(entry(5), true)]);
-        assert_eq!(interests.replace(2, set(&[5, 6])), [(entry(6), true)]);
-        assert_eq!(interests.replace(1, set(&[])), []);
-        assert_eq!(interests.replace(2, set(&[6])), [(entry(5), false)]);
-        assert_eq!(interests.replace(2, set(&[])), [(entry(6), false)]);
+        assert_eq!(
+            interests.replace(SessionId(1), set(&[5])),
+            [(entry(5), true)]
+        );
+        assert_eq!(
+            interests.replace(SessionId(2), set(&[5, 6])),
+            [(entry(6), true)]
+        );
+        assert_eq!(interests.replace(SessionId(1), set(&[])), []);
+        assert_eq!(
+            interests.replace(SessionId(2), set(&[6])),
+            [(entry(5), false)]
+        );
+        assert_eq!(
+            interests.replace(SessionId(2), set(&[])),
+            [(entry(6), false)]
+        );
         assert!(interests.sinks.is_empty() && interests.sessions.is_empty());
     }
 

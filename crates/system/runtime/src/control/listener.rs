@@ -18,6 +18,7 @@ use super::log_budget::{LogBudget, Verdict};
 use super::session::{Finish, Session};
 use super::{Control, Token};
 use crate::config::ListenerConfig;
+use crate::ids::SessionId;
 use crate::lane::Command;
 use crate::policing::Policer;
 use crate::policy::{Policy, Rates};
@@ -237,7 +238,7 @@ impl Control {
             }
             if policy.trust != old.trust {
                 let theirs = self.sessions.values().filter(|s| s.tenant == tenant);
-                let theirs: Vec<u32> = theirs.map(|s| s.id as u32).collect();
+                let theirs: Vec<SessionId> = theirs.map(|s| s.id).collect();
                 theirs.into_iter().for_each(|id| self.end_direct_with(id));
             }
             let streams = !(old.streams.is_empty() && policy.streams.is_empty());
@@ -336,11 +337,11 @@ impl Control {
             Arc::ptr_eq(&s.policy, policy)
                 && s.sources.iter().flatten().any(|e| e.channel.is_none())
         };
-        let senders: Vec<u32> = self
+        let senders: Vec<SessionId> = self
             .sessions
             .values()
             .filter(sends)
-            .map(|session| session.id as u32)
+            .map(|session| session.id)
             .collect();
         for id in senders {
             let text = "the endpoint of its listener has changed: attach again";
@@ -524,7 +525,7 @@ impl Control {
         let lane = lane.unwrap_or(0);
         self.lanes[lane].sessions += 1;
         let session = Session {
-            id: id.into(),
+            id,
             socket,
             process: peer.process,
             pid: peer.pid,

@@ -11,6 +11,7 @@ use takt_session::{ErrorCode, Failure, Qos, transport};
 
 use super::session::Stream;
 use super::{Control, Token};
+use crate::ids::SessionId;
 use crate::lane::Command;
 use crate::policy::Mapping;
 
@@ -118,7 +119,11 @@ impl Control {
 
     /// Opens a stream on the best datapath that the session's lane carries. The first one chooses the lane, among
     /// those of its tenant and its class.
-    pub(super) fn open_stream(&mut self, id: u32, qos: Qos) -> Result<(Reply, String), Failure> {
+    pub(super) fn open_stream(
+        &mut self,
+        id: SessionId,
+        qos: Qos,
+    ) -> Result<(Reply, String), Failure> {
         let Some(session) = self.sessions.get(&id) else {
             return Err(ErrorCode::Closed.into());
         };
@@ -190,7 +195,7 @@ impl Control {
         }
     }
 
-    fn map_session_again(&mut self, id: u32) {
+    fn map_session_again(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get(&id) else {
             return;
         };
@@ -236,7 +241,7 @@ impl Control {
 
     /// Tells an application where its streams are by now, as far as that fits beside what it is answered; the rest, of
     /// each stream the last, when it has taken some of it.
-    pub(super) fn tell_moves(&mut self, id: u32) {
+    pub(super) fn tell_moves(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id).filter(|s| !s.ending) else {
             return;
         };
@@ -277,7 +282,7 @@ impl Control {
         }
     }
 
-    fn move_stream(&mut self, id: u32, number: usize, to: Mapped) {
+    fn move_stream(&mut self, id: SessionId, number: usize, to: Mapped) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
@@ -287,7 +292,7 @@ impl Control {
         if stream.datapath != to.datapath {
             stream.moved += 1;
             self.streams_moved += 1;
-            tracing::info!(session = id, application = %session.name, stream = number, from = %stream.datapath, to = %to.datapath, warning = %to.warning, "a stream has moved");
+            tracing::info!(session = %id, application = %session.name, stream = number, from = %stream.datapath, to = %to.datapath, warning = %to.warning, "a stream has moved");
         }
         stream.untold |= (&stream.datapath, &stream.warning) != (&to.datapath, &to.warning);
         stream.port = to.port;
@@ -298,7 +303,7 @@ impl Control {
         for (source, endpoint) in sources {
             if endpoint.is_some_and(|endpoint| endpoint.stream as usize == number) {
                 handle.send(Command::Carry {
-                    session: id.into(),
+                    session: id,
                     source,
                     carrier,
                 });

@@ -48,6 +48,7 @@ use crate::counters::{
     ChannelCounters, DepartureCounters, LaneCounters, PortTraffic, SessionReading,
 };
 use crate::delays::DelayCounters;
+use crate::ids::SessionId;
 use crate::lane::{Command, Event, LaneHandle};
 use crate::peering::message::LaneAnnouncement;
 use crate::peering::message::Subscription;
@@ -162,13 +163,13 @@ pub struct Control {
     next_listener: u32,
     /// The last number given to a tenant that came by no listener.
     next_without: u32,
-    sessions: HashMap<u32, Session>,
+    sessions: HashMap<SessionId, Session>,
     session_ids: SessionIds,
     schedules: HashMap<DatapathKind, schedules::Installed>,
     /// How often streams were mapped to another datapath than before.
     streams_moved: u64,
     /// Sessions whose streams are to be mapped anew.
-    to_map: Vec<u32>,
+    to_map: Vec<SessionId>,
     /// How often streams or schedules were added: what was checked beside those before is to be checked again.
     admissions: u64,
     /// Per tenant: sessions that have ended, and what they counted.
@@ -176,9 +177,9 @@ pub struct Control {
     /// Per channel: the counters of each lane that knows it.
     channels: BTreeMap<u64, Vec<(usize, Arc<ChannelCounters>)>>,
     /// Sinks have come or gone since peers were last told which channels are wanted.
-    wants_changed: std::collections::BTreeSet<u32>,
+    wants_changed: std::collections::BTreeSet<SessionId>,
     /// Sinks that their lanes deliver to, whose applications are still to be told: session and sink.
-    opened_sinks: Vec<(u32, usize)>,
+    opened_sinks: Vec<(SessionId, usize)>,
     /// Rings between sessions of a trust domain, by number; the last number given.
     direct: rings::Rings,
     last_ring: u32,
@@ -240,7 +241,7 @@ impl Control {
         }
         for (id, session) in std::mem::take(&mut self.sessions) {
             serve::end_connection(&session.socket, &Failure::from(ErrorCode::ShuttingDown));
-            tracing::debug!(session = id, "told that the runtime stops");
+            tracing::debug!(session = %id, "told that the runtime stops");
             self.reaper.release(session.tenant, session);
         }
         for (id, listener) in std::mem::take(&mut self.listeners) {
@@ -332,12 +333,10 @@ impl Control {
             };
             match event {
                 Event::SessionFailed { session, failure } => {
-                    self.end_session(session as u32, Some(failure))
+                    self.end_session(session, Some(failure))
                 }
                 Event::SessionRemoved(removed) => self.session_removed(removed),
-                Event::SourceClosed { session, source } => {
-                    self.source_closed(session as u32, source)
-                }
+                Event::SourceClosed { session, source } => self.source_closed(session, source),
                 Event::SourceOpened {
                     lane,
                     channel,
@@ -349,9 +348,9 @@ impl Control {
                     session,
                     request,
                     count,
-                } => self.readers_counted(session as u32, request, count),
-                Event::SinkOpened { session, sink } => self.sink_opened(session as u32, sink),
-                Event::SinkClosed { session, sink } => self.sink_closed(session as u32, sink),
+                } => self.readers_counted(session, request, count),
+                Event::SinkOpened { session, sink } => self.sink_opened(session, sink),
+                Event::SinkClosed { session, sink } => self.sink_closed(session, sink),
                 Event::ChannelOpened {
                     lane,
                     channel,
@@ -445,11 +444,11 @@ impl Control {
         self.look_at_host(now);
         self.take_host();
         self.look_at_datapaths();
-        let late: Vec<u32> = self
+        let late: Vec<SessionId> = self
             .sessions
             .values()
             .filter(|s| s.arena.is_none() && !s.ending && now >= s.since + ATTACH_WITHIN)
-            .map(|s| s.id as u32)
+            .map(|s| s.id)
             .collect();
         for id in late {
             let text = format!("not attached within {} s", ATTACH_WITHIN.as_secs());
@@ -457,7 +456,7 @@ impl Control {
         }
         self.end_overdue(now);
         let untold = self.sessions.values().filter(|s| !s.untold.is_empty());
-        let untold: Vec<u32> = untold.map(|s| s.id as u32).collect();
+        let untold: Vec<SessionId> = untold.map(|s| s.id).collect();
         untold.into_iter().for_each(|id| self.tell_untold(id));
         self.reaper.tidy();
         self.resume_listeners(now);
@@ -539,7 +538,7 @@ impl Control {
     }
 
     /// Tells peers and sibling lanes what has changed in what a session wants.
-    fn publish_subscriptions(&mut self, id: u32) {
+    fn publish_subscriptions(&mut self, id: SessionId) {
         let mut wanted = std::collections::BTreeSet::new();
         if let Some(session) = self.sessions.get(&id).filter(|s| !s.ending) {
             let sinks = session.sinks.iter().flatten().filter(|s| !s.closing);

@@ -15,6 +15,7 @@ use super::{Control, FOLLOW_EVERY, FOLLOW_SOONEST, RuntimeHandle, Stopped};
 use crate::config::{Carrier, NetworkConfig, Station};
 use crate::control::session::Finish;
 use crate::counters::{NetworkCounters, NetworkReading};
+use crate::ids::SessionId;
 use crate::lane::Command;
 use crate::lane::forward::Hop;
 use crate::lane::network::{NetworkTable, Owner, Place, Routed};
@@ -45,7 +46,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// A tenant's question which station its frames are for, see [`Control::resolve`].
 pub(super) struct Question {
-    session: u32,
+    session: SessionId,
     request: u32,
     destination: IpAddr,
     next_hop: IpAddr,
@@ -707,7 +708,7 @@ impl Control {
     /// hop. `known`: what the tenant knows of that. No answer: it comes when the kernel has told more.
     pub(super) fn resolve(
         &mut self,
-        session: u32,
+        session: SessionId,
         request: u32,
         destination: IpAddr,
         next_hop: IpAddr,

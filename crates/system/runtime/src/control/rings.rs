@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use takt_shm::SinkBell;
 
 use super::account::Usage;
+use crate::ids::SessionId;
 
 /// Rings of one source or of one sink: a thread sleeps on so many bells, and a source writes into so many for each message.
 pub const MOST_RINGS: usize = SinkBell::MOST_BELLS;
@@ -18,7 +19,7 @@ const MOST_OF_SESSION: usize = 2048;
 const CLOSED: usize = usize::MAX;
 
 /// A session and the number of a source or sink there.
-pub type Place = (u32, usize);
+pub type Place = (SessionId, usize);
 
 /// A ring between a source and a sink.
 #[derive(Clone, Debug)]
@@ -38,8 +39,8 @@ pub struct Direct {
 enum Of {
     Source(Place),
     Sink(Place),
-    SessionAsSource(u32),
-    SessionAsSink(u32),
+    SessionAsSource(SessionId),
+    SessionAsSink(SessionId),
 }
 
 /// Rings that have not ended, and all.
@@ -60,8 +61,8 @@ pub struct Rings {
     counts: HashMap<Of, Count>,
 }
 
-const FIRST: Place = (0, 0);
-const LAST: Place = (u32::MAX, usize::MAX);
+const FIRST: Place = (SessionId(0), 0);
+const LAST: Place = (SessionId(u32::MAX), usize::MAX);
 
 /// Rings of the places from `first` to `last`.
 fn between(index: &BTreeSet<(Place, Place, u32)>, first: Place, last: Place) -> Vec<u32> {
@@ -122,12 +123,12 @@ impl Rings {
     }
 
     /// Those from a session.
-    pub fn of_sources_session(&self, id: u32) -> Vec<u32> {
+    pub fn of_sources_session(&self, id: SessionId) -> Vec<u32> {
         between(&self.from, (id, 0), (id, usize::MAX))
     }
 
     /// Those to a session.
-    pub fn of_sinks_session(&self, id: u32) -> Vec<u32> {
+    pub fn of_sinks_session(&self, id: SessionId) -> Vec<u32> {
         between(&self.to, (id, 0), (id, usize::MAX))
     }
 
@@ -195,6 +196,10 @@ mod tests {
 
     use super::*;
 
+    fn at(session: u32, endpoint: usize) -> Place {
+        (SessionId(session), endpoint)
+    }
+
     fn ring(source: Place, sink: Place) -> Direct {
         Direct {
             source,
@@ -208,44 +213,47 @@ mod tests {
     #[test]
     fn a_source_and_a_sink_have_so_many_rings_at_a_time() {
         let mut rings = Rings::default();
-        for at in 0..MOST_RINGS {
-            assert_eq!(rings.refuses((1, 0), (2, at)), None);
-            rings.insert(at as u32, ring((1, 0), (2, at)));
+        for number in 0..MOST_RINGS {
+            assert_eq!(rings.refuses(at(1, 0), at(2, number)), None);
+            rings.insert(number as u32, ring(at(1, 0), at(2, number)));
         }
-        assert!(rings.refuses((1, 0), (3, 0)).is_some());
-        assert_eq!(rings.refuses((1, 1), (3, 0)), None);
+        assert!(rings.refuses(at(1, 0), at(3, 0)).is_some());
+        assert_eq!(rings.refuses(at(1, 1), at(3, 0)), None);
         assert!(rings.end(0, "over") && !rings.end(0, "again"));
         assert_eq!(rings.get(0).and_then(|ring| ring.ended), Some("over"));
-        assert_eq!(rings.refuses((1, 0), (3, 0)), None);
-        assert!(rings.has((1, 0), (2, 0)), "no second one for the pair");
+        assert_eq!(rings.refuses(at(1, 0), at(3, 0)), None);
+        assert!(rings.has(at(1, 0), at(2, 0)), "no second one for the pair");
     }
 
     #[test]
     fn rings_that_have_ended_count_until_their_sinks_are_gone() {
         let mut rings = Rings::default();
         let mut number = 0;
-        while rings.refuses((1, 0), (2, number)).is_none() {
-            rings.insert(number as u32, ring((1, 0), (2, number)));
+        while rings.refuses(at(1, 0), at(2, number)).is_none() {
+            rings.insert(number as u32, ring(at(1, 0), at(2, number)));
             rings.end(number as u32, "slow");
             number += 1;
         }
         assert_eq!(number, MOST_OF_SOURCE);
         // Its successors at the same number have none of them, their session does.
-        rings.close_source((1, 0));
+        rings.close_source(at(1, 0));
         let mut sources = 0;
-        while rings.refuses((1, 0), (3, sources)).is_none() {
-            rings.insert(number as u32, ring((1, 0), (3, sources)));
-            rings.close_source((1, 0));
-            assert!(!rings.has((1, 0), (3, sources)));
+        while rings.refuses(at(1, 0), at(3, sources)).is_none() {
+            rings.insert(number as u32, ring(at(1, 0), at(3, sources)));
+            rings.close_source(at(1, 0));
+            assert!(!rings.has(at(1, 0), at(3, sources)));
             (number, sources) = (number + 1, sources + 1);
         }
         assert_eq!(number, MOST_OF_SESSION);
-        assert_eq!(rings.of_sources_session(1).len(), MOST_OF_SESSION);
+        assert_eq!(
+            rings.of_sources_session(SessionId(1)).len(),
+            MOST_OF_SESSION
+        );
         rings
-            .of_sink((3, 0))
+            .of_sink(at(3, 0))
             .into_iter()
             .for_each(|n| rings.remove(n));
-        assert_eq!(rings.refuses((1, 0), (3, 0)), None);
+        assert_eq!(rings.refuses(at(1, 0), at(3, 0)), None);
     }
 
     proptest! {
@@ -256,7 +264,7 @@ mod tests {
         ) {
             let mut rings = Rings::default();
             for (number, (act, source, s, sink, k)) in (0u32..).zip(acts) {
-                let (source, sink) = ((source, s), (sink, k));
+                let (source, sink) = (at(source, s), at(sink, k));
                 match act {
                     0..3 => rings.insert(number, ring(source, sink)),
                     3 => rings.of_source(source).into_iter().for_each(|n| {

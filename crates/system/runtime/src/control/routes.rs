@@ -10,6 +10,7 @@ use std::time::Duration;
 use takt_wire::channel::Protection;
 
 use super::{LaneInfo, PortInfo};
+use crate::ids::RemoteId;
 use crate::lane::{Command, LaneKeys, RemoteEndpoint, Standing};
 use crate::peering::Change;
 use crate::peering::association::{KeyChange, LaneSecrets};
@@ -28,7 +29,7 @@ pub struct Routes {
     /// Per channel: how many lanes of each peer want it.
     wanted_by: HashMap<u64, BTreeMap<SocketAddr, u32>>,
     /// Remote numbers of this node's own lanes, as the others know them.
-    siblings: Vec<u64>,
+    siblings: Vec<RemoteId>,
     /// Peers whose ways are asked for: which one has an answer.
     answered: (Sender<SocketAddr>, Receiver<SocketAddr>),
     /// Wakes the control thread.
@@ -48,7 +49,7 @@ const MOST_LEAVING: usize = 256;
 /// The lanes of a peer that has said goodbye.
 struct Leaving {
     until: Duration,
-    lanes: Vec<(u64, u32)>,
+    lanes: Vec<(RemoteId, u32)>,
 }
 
 /// How long nothing is sent to a peer because the kernel's tables do not answer. From then on ports without an
@@ -60,7 +61,7 @@ struct Unknown {
     /// Until when at most.
     until: Duration,
     /// By lane of the peer and lane of this node: the way from each port.
-    ways: Vec<(u64, usize, Vec<Option<RemoteEndpoint>>)>,
+    ways: Vec<(RemoteId, usize, Vec<Option<RemoteEndpoint>>)>,
     /// What the peer has wanted since, and wants no more.
     wishes: Vec<(Vec<Subscription>, Vec<Subscription>)>,
 }
@@ -77,7 +78,7 @@ impl Unknown {
 #[derive(Default)]
 struct PeerRoutes {
     /// Its lanes: our number of each, and the one that its datagrams carry.
-    lanes: Vec<(u64, u32)>,
+    lanes: Vec<(RemoteId, u32)>,
     /// As it has announced them.
     announced: Vec<LaneAnnouncement>,
     /// Secrets that its lanes may use, and those that ours send under.
@@ -102,9 +103,9 @@ impl Routes {
         }
     }
 
-    fn number(&mut self) -> u64 {
+    fn number(&mut self) -> RemoteId {
         self.next_id += 1;
-        self.next_id
+        RemoteId(self.next_id)
     }
 
     /// Makes this node's lanes known to each other. `mesh` are their addresses between lanes.
@@ -209,7 +210,7 @@ impl Routes {
     fn leave(
         &mut self,
         peer: SocketAddr,
-        gone: Vec<(u64, u32)>,
+        gone: Vec<(RemoteId, u32)>,
         lanes: &[LaneInfo],
         now: Duration,
     ) -> Commands {
@@ -447,7 +448,7 @@ impl Routes {
         let Some(routes) = self.peers.get(&peer) else {
             return Vec::new();
         };
-        let mut by_lane: BTreeMap<u64, Vec<SourceProgress>> = BTreeMap::new();
+        let mut by_lane: BTreeMap<RemoteId, Vec<SourceProgress>> = BTreeMap::new();
         for &(lane, source) in sources {
             if let Some(&(id, _)) = routes.lanes.get(usize::from(lane)) {
                 by_lane.entry(id).or_default().push(source);
@@ -531,7 +532,7 @@ fn each<T: Copy>(
 }
 
 /// Commands that end remote lanes.
-fn removed(gone: &[(u64, u32)], clean: bool, lanes: &[LaneInfo]) -> Commands {
+fn removed(gone: &[(RemoteId, u32)], clean: bool, lanes: &[LaneInfo]) -> Commands {
     each(lanes, gone.iter(), |_, &(id, _)| Command::RemoveRemote {
         id,
         clean,

@@ -12,6 +12,7 @@ use super::Control;
 use super::account::Usage;
 use super::direct::Arrival;
 use super::session::{Finish, OpeningSink, Session};
+use crate::ids::SessionId;
 use crate::lane::session::LaneSession;
 use crate::lane::{Command, SourceTarget, sender_number};
 use crate::policy::Policy;
@@ -22,7 +23,7 @@ const BURST: usize = 4;
 impl Control {
     /// Checks that a tenant may have another sink of a channel: what one message brings from elsewhere is copied to all of
     /// them in one go, so that they are bounded whatever number of sessions it has.
-    fn check_crowd(&self, id: u32, channel: ChannelId) -> Result<(), Failure> {
+    fn check_crowd(&self, id: SessionId, channel: ChannelId) -> Result<(), Failure> {
         let Some(own) = self.sessions.get(&id) else {
             return Ok(());
         };
@@ -44,7 +45,7 @@ impl Control {
     }
 
     /// Reads and answers what an application has asked.
-    pub(super) fn serve(&mut self, id: u32) {
+    pub(super) fn serve(&mut self, id: SessionId) {
         if self
             .sessions
             .get(&id)
@@ -84,7 +85,7 @@ impl Control {
     }
 
     /// Answers one request. An error ends the session.
-    fn answer(&mut self, id: u32, envelope: Envelope<Request>) -> Result<(), Failure> {
+    fn answer(&mut self, id: SessionId, envelope: Envelope<Request>) -> Result<(), Failure> {
         let request = envelope.request;
         let attaching = matches!(envelope.message, Request::Attach { .. });
         match self.perform(id, request, envelope.message) {
@@ -102,7 +103,7 @@ impl Control {
 
     pub(super) fn reply<'a>(
         &self,
-        id: u32,
+        id: SessionId,
         request: u32,
         message: Reply,
         descriptors: impl IntoIterator<Item = &'a OwnedFd>,
@@ -130,7 +131,7 @@ impl Control {
 
     fn perform(
         &mut self,
-        id: u32,
+        id: SessionId,
         request: u32,
         message: Request,
     ) -> Result<Option<(Reply, Vec<OwnedFd>)>, Failure> {
@@ -159,7 +160,7 @@ impl Control {
                 let (name, identity) = (session.name.clone(), session.policy.identity.clone());
                 let (tenant, pid) = (session.tenant, session.pid);
                 if self.may_log(tenant) {
-                    tracing::info!(session = id, %name, %identity, pid, "application attached");
+                    tracing::info!(session = %id, %name, %identity, pid, "application attached");
                 }
                 Ok(Some((reply, descriptors)))
             }
@@ -167,7 +168,7 @@ impl Control {
                 let (reply, warning) = self.open_stream(id, qos)?;
                 let tenant = self.sessions.get(&id).map(|session| session.tenant);
                 if !warning.is_empty() && tenant.is_some_and(|tenant| self.may_log(tenant)) {
-                    tracing::info!(session = id, %warning, "stream did not get what it asked for");
+                    tracing::info!(session = %id, %warning, "stream did not get what it asked for");
                 }
                 Ok(Some((reply, Vec::new())))
             }
@@ -199,7 +200,7 @@ impl Control {
                 }
                 self.arrivals.push(Arrival::Source((id, source)));
                 handle.send(Command::AddSource {
-                    session: id.into(),
+                    session: id,
                     source,
                     block,
                     target: SourceTarget::Channel(channel),
@@ -228,7 +229,7 @@ impl Control {
                 let carrier = session.stream(stream)?.carrier();
                 let number = self.sources.number(0);
                 handle.send(Command::AddSource {
-                    session: id.into(),
+                    session: id,
                     source,
                     block,
                     target: SourceTarget::Network(Arc::new(owner)),
@@ -276,7 +277,7 @@ impl Control {
                 };
                 let (sink, block) = session.add_sink(stream, channel, depth, notify_fd, mode)?;
                 handle.send(Command::AddSink {
-                    session: id.into(),
+                    session: id,
                     sink,
                     block,
                     channel,
@@ -316,7 +317,7 @@ impl Control {
                 }
                 // Its lane answers: whom it counts gets what is emitted from then on.
                 handle.send(Command::Readers {
-                    session: id.into(),
+                    session: id,
                     source: source as usize,
                     request,
                 });
@@ -336,7 +337,7 @@ impl Control {
                 session.closing_sources.push((at, request));
                 if !std::mem::replace(&mut endpoint.closing, true) {
                     handle.send(Command::CloseSource {
-                        session: id.into(),
+                        session: id,
                         source: at,
                     });
                     self.end_direct_from((id, at));
@@ -357,7 +358,7 @@ impl Control {
                 session.closing_sinks.push((at, request));
                 if !std::mem::replace(&mut endpoint.closing, true) {
                     handle.send(Command::CloseSink {
-                        session: id.into(),
+                        session: id,
                         sink: at,
                     });
                     self.end_direct_to((id, at));
@@ -370,7 +371,7 @@ impl Control {
 
     /// A number for a new source of a session: the same when its application opens it again after a restart, so that
     /// sinks know what they have missed. No tenant can choose the number of another's.
-    fn number(&mut self, id: u32, origin: u64) -> u32 {
+    fn number(&mut self, id: SessionId, origin: u64) -> u32 {
         let identity = self.sessions.get(&id).map(|s| s.policy.identity.clone());
         let identity = identity.unwrap_or_default();
         let purpose: [&[u8]; 3] = [b"source", &origin.to_le_bytes(), identity.as_bytes()];
@@ -388,7 +389,7 @@ impl Control {
     }
 
     /// Closes a stream with its sources and sinks.
-    fn close_stream(&mut self, id: u32, stream: u32) -> Result<(), Failure> {
+    fn close_stream(&mut self, id: SessionId, stream: u32) -> Result<(), Failure> {
         let Some(session) = self.sessions.get_mut(&id) else {
             return Ok(());
         };
@@ -427,13 +428,13 @@ impl Control {
     }
 
     /// The lane delivers to a new sink.
-    pub(super) fn sink_opened(&mut self, id: u32, sink: usize) {
+    pub(super) fn sink_opened(&mut self, id: SessionId, sink: usize) {
         self.wants_changed.insert(id);
         self.opened_sinks.push((id, sink));
     }
 
     /// Tells an application that it has a sink: peers know by now.
-    pub(super) fn answer_opened(&mut self, id: u32, sink: usize) {
+    pub(super) fn answer_opened(&mut self, id: SessionId, sink: usize) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
@@ -458,14 +459,14 @@ impl Control {
     }
 
     /// The lane has counted the readers of a source's channel.
-    pub(super) fn readers_counted(&mut self, id: u32, request: u32, count: u32) {
+    pub(super) fn readers_counted(&mut self, id: SessionId, request: u32, count: u32) {
         if let Err(failure) = self.reply(id, request, Reply::Readers(count), &[]) {
             self.end_session(id, Some(failure));
         }
     }
 
     /// The lane has sent the last message of a source.
-    pub(super) fn source_closed(&mut self, id: u32, source: usize) {
+    pub(super) fn source_closed(&mut self, id: SessionId, source: usize) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
@@ -475,7 +476,7 @@ impl Control {
     }
 
     /// The lane has released a sink.
-    pub(super) fn sink_closed(&mut self, id: u32, sink: usize) {
+    pub(super) fn sink_closed(&mut self, id: SessionId, sink: usize) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
@@ -484,21 +485,21 @@ impl Control {
         self.say_closed(id, asked);
     }
 
-    fn say_closed(&self, id: u32, requests: impl IntoIterator<Item = u32>) {
+    fn say_closed(&self, id: SessionId, requests: impl IntoIterator<Item = u32>) {
         for request in requests {
             // An application that does not take replies is ended with its next request.
             let _ = self.reply(id, request, Reply::Closed, &[]);
         }
     }
 
-    pub(super) fn say_ended(&self, id: u32, failure: &Failure) {
+    pub(super) fn say_ended(&self, id: SessionId, failure: &Failure) {
         if let Some(session) = self.sessions.get(&id) {
             end_connection(&session.socket, failure);
         }
     }
 
     /// Ends a session: with a reason that the application is told, or because it has gone.
-    pub(super) fn end_session(&mut self, id: u32, reason: Option<Failure>) {
+    pub(super) fn end_session(&mut self, id: SessionId, reason: Option<Failure>) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
@@ -533,9 +534,9 @@ impl Control {
         if self.may_log(tenant) {
             match &reason {
                 Some(failure) => {
-                    tracing::warn!(session = id, %name, %identity, reason = %failure, "session ended by the runtime");
+                    tracing::warn!(session = %id, %name, %identity, reason = %failure, "session ended by the runtime");
                 }
-                None => tracing::info!(session = id, %name, %identity, "application left"),
+                None => tracing::info!(session = %id, %name, %identity, "application left"),
             }
         }
         if let Some(failure) = reason {
@@ -555,7 +556,7 @@ impl Control {
     /// The application ends its session, and keeps the connection for as long as it reads what it has received.
     fn finish_session(
         &mut self,
-        id: u32,
+        id: SessionId,
         request: u32,
     ) -> Result<Option<(Reply, Vec<OwnedFd>)>, Failure> {
         let Some(session) = self.sessions.get_mut(&id) else {
@@ -585,7 +586,7 @@ impl Control {
 
     /// Its lane has released a session of which the application keeps the connection: its memory counts on, and
     /// nothing else of it.
-    fn session_finished(&mut self, id: u32, request: u32) {
+    fn session_finished(&mut self, id: SessionId, request: u32) {
         let now = self.now();
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
@@ -600,7 +601,7 @@ impl Control {
 
     /// The application has left: its lane sends what it had emitted, for a while. A tenant has as many
     /// such sessions as it may have others: the oldest one gives way.
-    fn leave(&mut self, id: u32) {
+    fn leave(&mut self, id: SessionId) {
         let until = self.now() + self.config.limits.linger;
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
@@ -618,8 +619,8 @@ impl Control {
         let of_tenant = |s: &&Session| Arc::ptr_eq(&s.policy, &policy);
         let leaving = self.sessions.values().filter(of_tenant);
         let leaving = leaving.filter_map(|s| match s.finish {
-            Finish::Done(until) => Some((until, s.id as u32)),
-            _ => Some((s.leaving_until?, s.id as u32)),
+            Finish::Done(until) => Some((until, s.id)),
+            _ => Some((s.leaving_until?, s.id)),
         });
         let (count, oldest) = leaving.fold((0, None), |(count, oldest), one| {
             (count + 1, Some(oldest.map_or(one, |other| one.min(other))))
@@ -643,7 +644,7 @@ impl Control {
         let leaving = self
             .sessions
             .values()
-            .filter_map(|s| Some((s.leaving_until?, s.id as u32)));
+            .filter_map(|s| Some((s.leaving_until?, s.id)));
         let (overdue, waiting): (Vec<_>, Vec<_>) = leaving.partition(|(until, _)| now >= *until);
         for (_, id) in overdue {
             self.remove_session(id);
@@ -653,7 +654,7 @@ impl Control {
         }
     }
 
-    fn remove_session(&mut self, id: u32) {
+    fn remove_session(&mut self, id: SessionId) {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.leaving_until = None;
             let lane = &self.lanes[session.lane].handle;
@@ -663,7 +664,7 @@ impl Control {
 
     /// Nothing of the session is left on its lane.
     pub(super) fn session_removed(&mut self, removed: Box<LaneSession>) {
-        let id = removed.id as u32;
+        let id = removed.id;
         let Some(session) = self.sessions.get(&id) else {
             return;
         };
@@ -674,7 +675,7 @@ impl Control {
         }
     }
 
-    pub(super) fn forget_session(&mut self, id: u32) {
+    pub(super) fn forget_session(&mut self, id: SessionId) {
         let abandoned = self.sessions.get(&id).and_then(|s| s.arena.as_ref());
         let reads_on = abandoned.is_some_and(|arena| !arena.abandoned);
         self.forget_direct(id, !reads_on);
@@ -684,7 +685,7 @@ impl Control {
             self.lanes[session.lane].sessions -= 1;
             let abandoned = session.counters.abandoned.get();
             if abandoned > 0 {
-                tracing::warn!(session = id, name = %session.name, identity = %session.policy.identity, abandoned, "messages of a session that has ended were given up");
+                tracing::warn!(session = %id, name = %session.name, identity = %session.policy.identity, abandoned, "messages of a session that has ended were given up");
             }
             if session.arena.is_some() {
                 let identity = session.policy.identity.clone();

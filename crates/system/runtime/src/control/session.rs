@@ -19,6 +19,7 @@ use super::account::{Charge, Usage};
 use super::listener::FIRST_WITHOUT;
 use crate::config::Limits;
 use crate::counters::SessionCounters;
+use crate::ids::SessionId;
 use crate::lane::Carrier;
 use crate::lane::session::{LaneSession, SessionParts};
 use crate::policing::Policer;
@@ -33,7 +34,7 @@ const MOST_STREAMS: usize = 1024;
 
 /// A session.
 pub struct Session {
-    pub id: u64,
+    pub id: SessionId,
     pub socket: OwnedFd,
     /// Becomes readable when the process dies, whatever it has left open elsewhere.
     pub process: Option<OwnedFd>,
@@ -93,9 +94,9 @@ impl Default for SessionIds {
 
 impl SessionIds {
     /// A number that no session has, not 0: all others come round again, and one that has lasted keeps its own.
-    pub fn next(&mut self, is_taken: impl Fn(u32) -> bool) -> u32 {
+    pub fn next(&mut self, is_taken: impl Fn(SessionId) -> bool) -> SessionId {
         loop {
-            let id = self.0;
+            let id = SessionId(self.0);
             self.0 = self.0.wrapping_add(1).max(1);
             if !is_taken(id) {
                 return id;
@@ -380,7 +381,7 @@ impl Session {
             abandoned: false,
         });
         let reply = Reply::Attached {
-            session: self.id,
+            session: self.id.0.into(),
             map,
             max_message: max_message as u32,
             domain,
@@ -637,8 +638,8 @@ mod tests {
     #[test]
     fn numbers_of_sessions_come_round_and_none_is_anothers() {
         let mut ids = SessionIds(u32::MAX - 1);
-        let mut taken = vec![1, 2, u32::MAX];
-        for expected in [u32::MAX - 1, 3, 4] {
+        let mut taken = [1, 2, u32::MAX].map(SessionId).to_vec();
+        for expected in [u32::MAX - 1, 3, 4].map(SessionId) {
             let id = ids.next(|id| taken.contains(&id));
             assert_eq!(id, expected);
             taken.push(id);

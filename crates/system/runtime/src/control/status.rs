@@ -88,7 +88,7 @@ impl Control {
             .values()
             .filter(|s| s.arena.is_some() && !s.ending && s.finish == Finish::No)
             .map(|session| SessionStatus {
-                direct: self.direct_status(session.id as u32),
+                direct: self.direct_status(session.id),
                 ..session_status(session)
             })
             .collect();
@@ -188,7 +188,7 @@ fn session_status(session: &Session) -> SessionStatus {
             .collect()
     };
     SessionStatus {
-        session: session.id,
+        session: session.id.0.into(),
         name: session.name.clone(),
         identity: session.policy.identity.clone(),
         pid: session.pid,

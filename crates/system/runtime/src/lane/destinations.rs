@@ -8,6 +8,7 @@ use super::departure::{Destination, Piece};
 use super::guard::Guard;
 use super::mailbox::RemoteEndpoint;
 use super::network::{Network, NetworkTable};
+use crate::ids::RemoteId;
 
 impl Lane {
     /// The handles of a remote lane at each port.
@@ -36,7 +37,7 @@ impl Lane {
     }
 
     /// Takes over the handles of a remote lane at ports that had none for it.
-    pub(super) fn reach(&mut self, remote: u64, endpoints: Vec<Option<RemoteEndpoint>>) {
+    pub(super) fn reach(&mut self, remote: RemoteId, endpoints: Vec<Option<RemoteEndpoint>>) {
         let Some(&at) = self.by_remote.get(&remote) else {
             return;
         };
@@ -48,7 +49,7 @@ impl Lane {
         }
     }
 
-    pub(super) fn guard(&mut self, remote: u64, change: impl FnOnce(&mut Guard)) {
+    pub(super) fn guard(&mut self, remote: RemoteId, change: impl FnOnce(&mut Guard)) {
         let remote = self.by_remote.get(&remote);
         if let Some(remote) = remote.and_then(|&at| self.state.remotes.get_mut(at)) {
             change(&mut remote.guard);
@@ -56,7 +57,7 @@ impl Lane {
     }
 
     /// Sends no more messages to a remote lane.
-    pub(super) fn leave_remote(&mut self, id: u64) {
+    pub(super) fn leave_remote(&mut self, id: RemoteId) {
         let Some(&at) = self.by_remote.get(&id) else {
             return;
         };
@@ -72,7 +73,7 @@ impl Lane {
         );
     }
 
-    pub(super) fn remove_remote(&mut self, id: u64, clean: bool) {
+    pub(super) fn remove_remote(&mut self, id: RemoteId, clean: bool) {
         self.leave_remote(id);
         let Some(at) = self.by_remote.remove(&id) else {
             return;
@@ -153,7 +154,7 @@ impl Lane {
         }
     }
 
-    pub(super) fn subscriptions(&mut self, remote: u64, add: &[u64], remove: &[u64]) {
+    pub(super) fn subscriptions(&mut self, remote: RemoteId, add: &[u64], remove: &[u64]) {
         let Some(&at) = self.by_remote.get(&remote) else {
             return;
         };

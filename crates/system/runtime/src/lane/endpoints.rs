@@ -13,6 +13,7 @@ use super::parking::FIRST_BELL;
 use super::remote::Carrier;
 use super::session::{self, LaneSession, LaneSource};
 use super::track::sender_number;
+use crate::ids::SessionId;
 
 impl Lane {
     /// Takes a session in.
@@ -46,7 +47,7 @@ impl Lane {
     #[allow(clippy::too_many_arguments)] // the fields of one command
     pub(super) fn add_source(
         &mut self,
-        session: u64,
+        session: SessionId,
         source: usize,
         block: SourceBlock,
         target: SourceTarget,
@@ -94,7 +95,7 @@ impl Lane {
     }
 
     /// Something else carries what is taken from a source's ring from now on, and what is sent again.
-    pub(super) fn carry(&mut self, session: u64, source: usize, carrier: Carrier) {
+    pub(super) fn carry(&mut self, session: SessionId, source: usize, carrier: Carrier) {
         let at = self.by_session.get(&session);
         let session = at.and_then(|&at| self.state.tenants.sessions.get_mut(at));
         let Some(Some(source)) = session.and_then(|session| session.sources.get_mut(source)) else {
@@ -107,7 +108,7 @@ impl Lane {
     }
 
     /// No more will be emitted at a source.
-    pub(super) fn close_source(&mut self, session: u64, source: usize) {
+    pub(super) fn close_source(&mut self, session: SessionId, source: usize) {
         let Some(&at) = self.by_session.get(&session) else {
             return;
         };
@@ -122,7 +123,7 @@ impl Lane {
 
     pub(super) fn add_sink(
         &mut self,
-        session: u64,
+        session: SessionId,
         sink: usize,
         block: SinkBlock,
         channel: ChannelId,
@@ -157,8 +158,8 @@ impl Lane {
     /// A source gives its messages to a sink itself, from this epoch on, or does no more.
     pub(super) fn direct(
         &mut self,
-        (session, source): (u64, usize),
-        sink: (u64, usize),
+        (session, source): (SessionId, usize),
+        sink: (SessionId, usize),
         epoch: u16,
         begins: bool,
     ) {
@@ -196,7 +197,7 @@ impl Lane {
     }
 
     /// Sinks here that get what the source emits, and lanes elsewhere.
-    pub(super) fn readers(&self, session: u64, source: usize) -> u32 {
+    pub(super) fn readers(&self, session: SessionId, source: usize) -> u32 {
         let count = || {
             let &at = self.by_session.get(&session)?;
             let session = self.state.tenants.sessions.get(at)?;
@@ -308,7 +309,7 @@ impl Lane {
     }
 
     /// The application has left: nobody reads its sinks any more, and what it had emitted is sent.
-    pub(super) fn leave_session(&mut self, id: u64) {
+    pub(super) fn leave_session(&mut self, id: SessionId) {
         let Some(&at) = self.by_session.get(&id) else {
             return;
         };
@@ -331,7 +332,7 @@ impl Lane {
         }
     }
 
-    pub(super) fn remove_session(&mut self, id: u64) {
+    pub(super) fn remove_session(&mut self, id: SessionId) {
         let Some(at) = self.by_session.remove(&id) else {
             return;
         };

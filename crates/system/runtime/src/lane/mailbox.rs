@@ -18,6 +18,7 @@ use super::remote::{Carrier, Standing};
 use super::session::LaneSession;
 use super::tap::Tap;
 use crate::counters::{ChannelCounters, Counter};
+use crate::ids::{RemoteId, SessionId};
 use crate::peering::message::SourceProgress;
 use crate::policing::Policer;
 
@@ -26,12 +27,12 @@ pub enum Command {
     /// A new session.
     AddSession(Box<LaneSession>),
     /// The application has left: send what it had emitted, then hand the session back.
-    LeaveSession(u64),
+    LeaveSession(SessionId),
     /// The session has ended: hand it back.
-    RemoveSession(u64),
+    RemoveSession(SessionId),
     /// A new source of a session.
     AddSource {
-        session: u64,
+        session: SessionId,
         source: usize,
         block: SourceBlock,
         target: SourceTarget,
@@ -45,17 +46,17 @@ pub enum Command {
     },
     /// Something else carries what is taken from a source's ring from now on.
     Carry {
-        session: u64,
+        session: SessionId,
         source: usize,
         carrier: Carrier,
     },
     /// What a tenant's sessions send is held to its streams as they are now.
     Police { tenant: u32, policer: Arc<Policer> },
     /// No more will be emitted at this source; what is in its ring is still sent.
-    CloseSource { session: u64, source: usize },
+    CloseSource { session: SessionId, source: usize },
     /// A new sink of a session.
     AddSink {
-        session: u64,
+        session: SessionId,
         sink: usize,
         block: SinkBlock,
         channel: ChannelId,
@@ -65,24 +66,24 @@ pub enum Command {
     },
     /// Count the readers of a source's channel.
     Readers {
-        session: u64,
+        session: SessionId,
         source: usize,
         request: u32,
     },
     /// A sink gets the messages of a source from the source itself, from this epoch on, or does no more.
     Direct {
-        source: (u64, usize),
-        sink: (u64, usize),
+        source: (SessionId, usize),
+        sink: (SessionId, usize),
         epoch: u16,
         begins: bool,
     },
     /// The sink takes no more.
-    CloseSink { session: u64, sink: usize },
+    CloseSink { session: SessionId, sink: usize },
     /// A lane elsewhere: where its datagrams come from (nowhere: a lane of this node), its address at each of this
     /// lane's ports that ask for no way, and the longest payload that it takes from each port, no limit where none is
     /// given.
     AddRemote {
-        id: u64,
+        id: RemoteId,
         incarnation: u32,
         label: u32,
         protection: Protection,
@@ -92,34 +93,37 @@ pub enum Command {
     },
     /// The addresses of a lane elsewhere at those of this lane's ports that ask for a way.
     Reach {
-        remote: u64,
+        remote: RemoteId,
         endpoints: Vec<Option<RemoteEndpoint>>,
     },
     /// How what ports of this lane lead to stands at a lane elsewhere.
     Standing {
-        remote: u64,
+        remote: RemoteId,
         /// Per port of this lane.
         ports: Vec<Standing>,
     },
     /// That lane is leaving: no more messages are sent to it, and what it has sent is still taken.
-    LeaveRemote { id: u64 },
+    LeaveRemote { id: RemoteId },
     /// That lane is gone. `clean`: it has told how far its sources were.
-    RemoveRemote { id: u64, clean: bool },
+    RemoveRemote { id: RemoteId, clean: bool },
     /// Datagrams to and from a remote lane may be protected by these keys.
-    Keys { remote: u64, keys: Box<LaneKeys> },
+    Keys {
+        remote: RemoteId,
+        keys: Box<LaneKeys>,
+    },
     /// Datagrams to a remote lane are protected by the keys of this number.
-    SendKeys { remote: u64, number: u8 },
+    SendKeys { remote: RemoteId, number: u8 },
     /// The keys of this number are void.
-    RetireKeys { remote: u64, number: u8 },
+    RetireKeys { remote: RemoteId, number: u8 },
     /// Channels on which a remote lane has sinks from now on, and no more.
     Subscriptions {
-        remote: u64,
+        remote: RemoteId,
         add: Vec<u64>,
         remove: Vec<u64>,
     },
     /// How far the sources of a remote lane are.
     Progress {
-        remote: u64,
+        remote: RemoteId,
         sources: Vec<SourceProgress>,
     },
     /// Another schedule for a port.
@@ -157,17 +161,20 @@ pub enum SourceTarget {
 /// What a lane tells the control thread.
 pub enum Event {
     /// The application broke the protocol: end the session.
-    SessionFailed { session: u64, failure: Failure },
+    SessionFailed {
+        session: SessionId,
+        failure: Failure,
+    },
     /// Answer to `RemoveSession`: nothing of it is left here.
     SessionRemoved(Box<LaneSession>),
     /// Answer to `Readers`.
     Readers {
-        session: u64,
+        session: SessionId,
         request: u32,
         count: u32,
     },
     /// The sink gets what is emitted from now on.
-    SinkOpened { session: u64, sink: usize },
+    SinkOpened { session: SessionId, sink: usize },
     /// A source writes a channel under this number; `left` counts the messages that have left the lane.
     SourceOpened {
         lane: usize,
@@ -176,11 +183,11 @@ pub enum Event {
         left: Arc<Counter>,
     },
     /// The source is gone, its block is free.
-    SourceClosed { session: u64, source: usize },
+    SourceClosed { session: SessionId, source: usize },
     /// No source writes under this number any more.
     SourceEnded { lane: usize, number: u32 },
     /// The sink is gone, its block is free.
-    SinkClosed { session: u64, sink: usize },
+    SinkClosed { session: SessionId, sink: usize },
     /// A channel came into use.
     ChannelOpened {
         lane: usize,

@@ -51,6 +51,7 @@ use takt_time::TaiTime;
 use crate::config::{self, Limits};
 use crate::counters::LaneCounters;
 use crate::delays::DelayCounters;
+use crate::ids::{RemoteId, SessionId};
 use departure::WakeMargin;
 pub use guard::LaneKeys;
 use ingress::Recipient;
@@ -84,8 +85,8 @@ pub struct Lane {
     index: usize,
     ports: Vec<LanePort>,
     state: State,
-    by_session: HashMap<u64, usize>,
-    by_remote: HashMap<u64, usize>,
+    by_session: HashMap<SessionId, usize>,
+    by_remote: HashMap<RemoteId, usize>,
     commands: Receiver<Command>,
     mailbox: Arc<Mailbox>,
     events: EventSender,

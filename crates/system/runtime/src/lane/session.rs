@@ -25,6 +25,7 @@ use super::network::Owner;
 use super::receive::{ReceiveMemory, is_large};
 use super::remote::{Carrier, Cut};
 use crate::counters::{Counter, SessionCounters};
+use crate::ids::SessionId;
 use crate::policing::{Flow, Offered, Policer, Verdict};
 use crate::policy::Rates;
 
@@ -401,7 +402,7 @@ enum Launch {
 /// A session on its lane.
 #[derive(Debug)]
 pub struct LaneSession {
-    pub id: u64,
+    pub id: SessionId,
     /// Whose it is: the number of the tenant in the runtime.
     pub tenant_id: u32,
     /// The same on its lane.
@@ -466,7 +467,7 @@ pub struct LaneSession {
 
 /// What the control thread prepares for a lane.
 pub struct SessionParts {
-    pub id: u64,
+    pub id: SessionId,
     pub tenant: u32,
     pub arena: Arc<Arena>,
     pub map: ArenaMap,

@@ -25,6 +25,7 @@ use takt_wire::channel::{DatagramCursor, DatagramHeader, Kind, Protection, Recor
 use takt_wire::ethernet::MacAddress;
 
 use crate::counters::{DepartureCounters, NetworkCounters};
+use crate::ids::{RemoteId, SessionId};
 use crate::policy::{Policy, Rates};
 
 use super::departure::{DEVICE_LEAD_NS, ScheduleChange};
@@ -41,7 +42,7 @@ mod local;
 mod priority;
 
 const CHANNEL: ChannelId = ChannelId(5);
-const SESSION: u64 = 1;
+const SESSION: SessionId = SessionId(1);
 
 /// A lane without ports, and one application at it.
 struct Scene {
@@ -147,7 +148,7 @@ impl Scene {
     /// A lane elsewhere that is there, per port of this one, and reads the channel.
     fn add_reader(&self, endpoints: Vec<Option<SocketAddr>>) {
         self.handle.send(Command::AddRemote {
-            id: 7,
+            id: RemoteId(7),
             incarnation: 70,
             label: 71,
             protection: Protection::None,
@@ -156,7 +157,7 @@ impl Scene {
             takes: Vec::new(),
         });
         self.handle.send(Command::Subscriptions {
-            remote: 7,
+            remote: RemoteId(7),
             add: vec![CHANNEL.0],
             remove: Vec::new(),
         });
@@ -262,7 +263,7 @@ pub(crate) fn datagram_of(sender: u32) -> Vec<u8> {
 /// What a lane is told of a lane elsewhere that sends to it.
 fn add_writer(incarnation: u32, address: std::net::IpAddr) -> Command {
     Command::AddRemote {
-        id: 9,
+        id: RemoteId(9),
         incarnation,
         label: 78,
         protection: Protection::None,
@@ -421,7 +422,7 @@ fn a_lane_that_parks_looks_after_messages_that_came_meanwhile() {
 }
 
 /// A session without sources or sinks, with the application's end of its doorbell.
-fn idle_session(id: u64) -> (LaneSession, LaneBell) {
+fn idle_session(id: u32) -> (LaneSession, LaneBell) {
     let map = ArenaMap {
         ring_bytes: 1 << 16,
         tx_bytes: 1 << 16,
@@ -433,7 +434,7 @@ fn idle_session(id: u64) -> (LaneSession, LaneBell) {
     let application =
         LaneBell::attach(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET, fd).expect("bell");
     let session = LaneSession::new(SessionParts {
-        id,
+        id: SessionId(id),
         tenant: 0,
         arena,
         map,
@@ -455,7 +456,7 @@ fn sessions_that_do_nothing_are_not_looked_at_and_are_heard_when_they_ring() {
     scene.add_source();
     let others: Vec<LaneBell> = (0..250)
         .map(|at| {
-            let (session, bell) = idle_session(SESSION + 1 + at);
+            let (session, bell) = idle_session(SESSION.0 + 1 + at);
             scene.handle.send(Command::AddSession(Box::new(session)));
             scene.lane.poll();
             bell
@@ -496,7 +497,9 @@ fn sessions_that_do_nothing_are_not_looked_at_and_are_heard_when_they_ring() {
     assert_eq!(watched(&scene), 251, "all have rung");
     scene.lane.poll();
     // One that has ended is not looked at either.
-    scene.handle.send(Command::RemoveSession(SESSION + 1));
+    scene
+        .handle
+        .send(Command::RemoveSession(SessionId(SESSION.0 + 1)));
     scene.lane.poll();
     assert_eq!(watched(&scene), 250);
 }

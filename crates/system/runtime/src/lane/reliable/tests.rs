@@ -32,6 +32,7 @@ use super::super::tenants;
 use super::super::{Command, EventSender, Lane, LaneHandle, LanePort, Limits, SourceTarget};
 use super::*;
 use crate::counters::ChannelReading;
+use crate::ids::{RemoteId, SessionId};
 use crate::policy::{Policy, Rates};
 
 const CHANNEL: ChannelId = ChannelId(5);
@@ -56,7 +57,7 @@ impl Clock for Virtual {
 
 /// An application with a source and a sink.
 struct App {
-    id: u64,
+    id: SessionId,
     arena: Arc<Arena>,
     map: ArenaMap,
     bell: LaneBell,
@@ -178,11 +179,12 @@ struct Host {
 }
 
 impl Host {
-    fn add_app(&mut self, id: u64, rx_bytes: usize) {
+    fn add_app(&mut self, id: u32, rx_bytes: usize) {
         self.add_app_of(id as u32, id, rx_bytes);
     }
 
-    fn add_app_of(&mut self, tenant: u32, id: u64, rx_bytes: usize) {
+    fn add_app_of(&mut self, tenant: u32, id: u32, rx_bytes: usize) {
+        let id = SessionId(id);
         let map = ArenaMap {
             ring_bytes: 1 << 18,
             tx_bytes: 1 << 20,
@@ -252,7 +254,7 @@ impl Host {
             block: app.source,
             target: SourceTarget::Channel(CHANNEL),
             carrier: Carrier::any(0),
-            number: 900 + app.id as u32,
+            number: 900 + app.id.0,
             first: 0,
             reliability,
         });
@@ -379,7 +381,7 @@ impl World {
         for (at, host) in made.iter_mut().enumerate() {
             for other in (0..hosts).filter(|other| *other != at) {
                 host.handle.send(Command::AddRemote {
-                    id: other as u64,
+                    id: RemoteId(other as u64),
                     incarnation: 100 + other as u32,
                     label: 200 + other as u32,
                     protection: Protection::None,
@@ -407,7 +409,7 @@ impl World {
     /// The first host learns that this one has sinks.
     fn subscribe(&mut self, host: usize) {
         self.hosts[0].handle.send(Command::Subscriptions {
-            remote: host as u64,
+            remote: RemoteId(host as u64),
             add: vec![CHANNEL.0],
             remove: Vec::new(),
         });
@@ -931,7 +933,7 @@ fn sinks_that_take_nothing_are_waited_for_together_and_others_of_their_lane_go_o
     for host in [1, 0] {
         let mut world = World::new(2, Faults::default(), 1400);
         for app in 1..=10 {
-            world.hosts[host].add_app(app as u64 + 1, 1 << 20);
+            world.hosts[host].add_app(app as u32 + 1, 1 << 20);
             world.hosts[host].add_sink(app);
         }
         if host == 1 {
@@ -1058,7 +1060,7 @@ fn a_source_that_closes_ends_when_all_is_acknowledged() {
         world.hosts[0].apps[0].emit(500);
     }
     world.hosts[0].handle.send(Command::CloseSource {
-        session: 1,
+        session: SessionId(1),
         source: 0,
     });
     world.until(10 * SECOND, |world| {
@@ -1174,7 +1176,7 @@ proptest! {
             let said = Record { header: record, payload };
             for victim in [0, 2] {
                 let lane = &mut world.hosts[victim].lane;
-                let Some(&remote) = lane.by_remote.get(&1) else { continue };
+                let Some(&remote) = lane.by_remote.get(&RemoteId(1)) else { continue };
                 let record = match kind {
                     Kind::Reliable { .. } if record.check().is_ok() => &claimed,
                     Kind::Reliable { .. } => continue,
@@ -1398,7 +1400,7 @@ fn a_message_that_becomes_late_while_it_waits_is_not_sent_again() {
 fn announced(world: &mut World, host: u64, channel: ChannelId, source: u32) -> bool {
     announce(world, host, channel, source, (0..0, 0, None));
     let lane = &mut world.hosts[2].lane;
-    let remote = lane.by_remote[&host];
+    let remote = lane.by_remote[&RemoteId(host)];
     let key = SourceKey { remote, source };
     lane.state.reliable.by_source.contains_key(&key)
 }
@@ -1414,7 +1416,7 @@ fn take(world: &mut World, host: u64, header: RecordHeader, payload: &[u8]) {
         counter: 0,
     };
     let lane = &mut world.hosts[2].lane;
-    let remote = lane.by_remote[&host];
+    let remote = lane.by_remote[&RemoteId(host)];
     let record = Record { header, payload };
     lane.state.hostile(remote, &datagram, &record);
 }
@@ -1465,7 +1467,7 @@ fn a_record_without_room_costs_its_tenant_and_others_are_refused_without_a_look_
     const SINKS: usize = 20;
     let mut world = World::new(3, Faults::default(), 1400);
     for app in 1..SINKS {
-        world.hosts[2].add_app(app as u64 + 1, 1 << 20);
+        world.hosts[2].add_app(app as u32 + 1, 1 << 20);
     }
     for app in 0..SINKS {
         world.hosts[2].add_sink(app);
@@ -1501,7 +1503,7 @@ fn who_takes_nothing_pays_for_no_copies_of_what_others_get() {
     let mut world = World::new(3, Faults::default(), 1400);
     for app in 1..FULL + 2 {
         let tenant = if app < FULL { 1 } else { 2 };
-        world.hosts[2].add_app_of(tenant, app as u64 + 1, 1 << 20);
+        world.hosts[2].add_app_of(tenant, app as u32 + 1, 1 << 20);
     }
     // Those of one tenant do not all come after each other.
     for app in (0..FULL + 2)
@@ -1556,7 +1558,7 @@ fn what_is_refused_because_a_tenant_has_had_its_part_is_not_counted_as_for_want_
     let mut world = World::new(3, Faults::default(), 1400);
     for app in 1..=SINKS {
         let tenant = if app < SINKS { 1 } else { 2 };
-        world.hosts[2].add_app_of(tenant, app as u64 + 1, 1 << 20);
+        world.hosts[2].add_app_of(tenant, app as u32 + 1, 1 << 20);
     }
     for app in 0..=SINKS {
         world.hosts[2].add_sink(app);
@@ -1641,7 +1643,7 @@ fn a_peer_with_many_sources_has_nothing_forgotten_of_what_others_sources_had_sen
         forget(&mut world, 1, source);
     }
     let lane = &mut world.hosts[2].lane;
-    let [of, by] = [0, 1].map(|host: u64| lane.by_remote[&host]);
+    let [of, by] = [0, 1].map(|host: u64| lane.by_remote[&RemoteId(host)]);
     let left = &lane.state.reliable.left;
     assert_eq!((left[&of].len(), left[&by].len()), (1, MOST_LEFT));
     // Nor is anything kept of who is gone.
@@ -1658,16 +1660,16 @@ fn who_comes_after_a_tenant_that_has_gone_does_not_have_its_places_counted_as_it
     for source in 0..100 {
         assert!(announced(&mut world, 1, CHANNEL, source));
     }
-    let of = |world: &World, app: u64| {
+    let of = |world: &World, app: u32| {
         let lane = &world.hosts[2].lane;
-        let tenant = lane.state.tenants.sessions[lane.by_session[&app]].tenant;
+        let tenant = lane.state.tenants.sessions[lane.by_session[&SessionId(app)]].tenant;
         let all = lane.state.reliable.inbound.iter();
         all.filter(|(_, source)| source.pair.tenant == tenant)
             .count()
     };
     assert_eq!((of(&world, 1), of(&world, 2)), (100, 0));
     let host = &mut world.hosts[2];
-    host.handle.send(Command::RemoveSession(1));
+    host.handle.send(Command::RemoveSession(SessionId(1)));
     host.lane.poll();
     assert_eq!(of(&world, 2), 100);
 }
@@ -1776,7 +1778,7 @@ fn a_lane_that_came_on_top_of_the_most_receivers_hears_a_source_when_another_goe
         let address = format!("198.51.100.{}:7400", other + 1);
         let address: std::net::SocketAddr = address.parse().expect("an address");
         world.hosts[0].handle.send(Command::AddRemote {
-            id: 1000 + other,
+            id: RemoteId(1000 + other),
             incarnation: 1000 + other as u32,
             label: 3000 + other as u32,
             protection: Protection::None,
@@ -1785,7 +1787,7 @@ fn a_lane_that_came_on_top_of_the_most_receivers_hears_a_source_when_another_goe
             takes: Vec::new(),
         });
         world.hosts[0].handle.send(Command::Subscriptions {
-            remote: 1000 + other,
+            remote: RemoteId(1000 + other),
             add: vec![CHANNEL.0],
             remove: Vec::new(),
         });
@@ -1803,7 +1805,7 @@ fn a_lane_that_came_on_top_of_the_most_receivers_hears_a_source_when_another_goe
         "there are too many"
     );
     world.hosts[0].handle.send(Command::Subscriptions {
-        remote: 1000,
+        remote: RemoteId(1000),
         add: Vec::new(),
         remove: vec![CHANNEL.0],
     });
@@ -1824,7 +1826,7 @@ fn trickle(host: usize, every: Duration, count: u32) -> (i64, usize) {
     };
     let mut world = World::new(2, Faults::default(), 1400);
     for app in 1..=2 {
-        world.hosts[host].add_app(app as u64 + 1, 1 << 20);
+        world.hosts[host].add_app(app as u32 + 1, 1 << 20);
         world.hosts[host].add_sink(app);
     }
     if host == 1 {

@@ -5,6 +5,7 @@ use takt_wire::channel::{DatagramCursor, Kind, RecordHeader};
 use super::fairness::{House, no_limits};
 use super::*;
 use crate::delays::{DelayReading, LONGEST_NS};
+use crate::ids::RemoteId;
 
 /// A lane whose clock is set by hand, with a sink, and remote lane 7, which sends to it.
 struct Way {
@@ -34,7 +35,7 @@ impl Way {
         let mut house = House::new(vec![own], clock.clone());
         let address = [192, 0, 2, 2].into();
         house.handle.send(Command::AddRemote {
-            id: 7,
+            id: RemoteId(7),
             incarnation: 7,
             label: 7,
             protection: Protection::None,

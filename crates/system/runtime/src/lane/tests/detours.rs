@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::counters::ChannelReading;
+use crate::ids::RemoteId;
 
 /// Two messages do not fit in a datagram, and one datagram is under way at a time.
 const MESSAGE: u32 = 800;
@@ -58,7 +59,7 @@ impl Ways {
 
     fn stand(&self, ports: &[Standing]) {
         self.scene.handle.send(Command::Standing {
-            remote: 7,
+            remote: RemoteId(7),
             ports: ports.to_vec(),
         });
     }
@@ -138,7 +139,7 @@ fn a_peer_that_tells_of_more_or_fewer_ports_than_there_are_harms_nobody() {
     ways.stand(&[]);
     assert_eq!(ways.send(1), ([1, 0], 0, 0));
     ways.scene.handle.send(Command::Standing {
-        remote: 8,
+        remote: RemoteId(8),
         ports: vec![Standing::Failed; 2],
     });
     assert_eq!(ways.send(1), ([1, 0], 0, 0));

@@ -5,10 +5,11 @@ use takt_session::layout::SinkCounter;
 use takt_wire::channel::{DatagramCursor, Kind, RecordHeader};
 
 use super::*;
+use crate::ids::{RemoteId, SessionId};
 
 /// A tenant's application at a lane, at the level of rings.
 pub struct Guest {
-    pub id: u64,
+    pub id: SessionId,
     handle: LaneHandle,
     arena: Arc<Arena>,
     bell: LaneBell,
@@ -23,7 +24,7 @@ pub struct Guest {
 pub struct House {
     pub lane: Lane,
     pub handle: LaneHandle,
-    next: u64,
+    next: u32,
 }
 
 impl House {
@@ -68,11 +69,11 @@ impl House {
     }
 
     /// There is a remote lane, which receives at this port.
-    pub fn add_remote(&self, id: u64, at: &dyn Port) {
+    pub fn add_remote(&self, id: u32, at: &dyn Port) {
         self.handle.send(Command::AddRemote {
-            id,
-            incarnation: id as u32,
-            label: id as u32,
+            id: RemoteId(id.into()),
+            incarnation: id,
+            label: id,
             protection: Protection::None,
             addresses: vec![[192, 0, 2, 2].into()],
             endpoints: vec![Some(at.local())],
@@ -81,9 +82,9 @@ impl House {
     }
 
     /// A remote lane wants these channels.
-    pub fn subscribe(&self, remote: u64, channels: Vec<u64>) {
+    pub fn subscribe(&self, remote: u32, channels: Vec<u64>) {
         self.handle.send(Command::Subscriptions {
-            remote,
+            remote: RemoteId(remote.into()),
             add: channels,
             remove: Vec::new(),
         });
@@ -101,7 +102,7 @@ impl House {
         let fd = host.fd().try_clone_to_owned().expect("a descriptor");
         let bell =
             LaneBell::attach(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET, fd).expect("bell");
-        let id = self.next;
+        let id = SessionId(self.next);
         self.next += 1;
         let session = LaneSession::new(SessionParts {
             id,
@@ -176,7 +177,7 @@ impl Guest {
             block,
             target: SourceTarget::Channel(ChannelId(channel)),
             carrier: Carrier::any(0),
-            number: (self.id as u32) << 16 | source as u32,
+            number: self.id.0 << 16 | source as u32,
             first,
             reliability,
         });
@@ -531,7 +532,7 @@ fn a_subscriber_elsewhere_that_comes_or_goes_does_not_end_a_long_message() {
             remove,
         });
     };
-    subscribe(&house, 7, vec![5], vec![]);
+    subscribe(&house, RemoteId(7), vec![5], vec![]);
     let mut sender = house.guest(1, 4 << 20, &no_limits());
     let source = sender.source(5);
     house.settle();
@@ -545,7 +546,7 @@ fn a_subscriber_elsewhere_that_comes_or_goes_does_not_end_a_long_message() {
         }
         if round == 2 {
             house.handle.send(Command::AddRemote {
-                id: 8,
+                id: RemoteId(8),
                 incarnation: 80,
                 label: 80,
                 protection: Protection::None,
@@ -553,10 +554,10 @@ fn a_subscriber_elsewhere_that_comes_or_goes_does_not_end_a_long_message() {
                 endpoints: vec![Some(other.local())],
                 takes: Vec::new(),
             });
-            subscribe(&house, 8, vec![5], vec![]);
+            subscribe(&house, RemoteId(8), vec![5], vec![]);
         }
         if round == 4 {
-            subscribe(&house, 8, vec![], vec![5]);
+            subscribe(&house, RemoteId(8), vec![], vec![5]);
         }
     }
     house.lane.poll();
