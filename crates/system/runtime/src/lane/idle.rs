@@ -16,9 +16,12 @@ const SHARED_CORE: Duration = Duration::from_nanos(1_000);
 /// Empty rounds between two yields on a core of one's own.
 const ROUNDS_PER_YIELD: u32 = 32;
 
-/// Rounds with work between two yields on a shared core while more has come in. A round takes 64 datagrams from a port: half of
-/// the messages that a sink has room for, unless its application wants other room.
+/// Most rounds with work between two yields on a shared core while more has come in. A round takes 64 datagrams from a port: half
+/// of the messages that a sink has room for, unless its application wants other room.
 const ROUNDS_HELD: u32 = DEFAULT_DEPTH / 2 / RECEIVE_BUDGET as u32;
+
+/// A round more for each such part of the last yield: those who are woken are to run soon where that costs little.
+const YIELD_PER_ROUND: Duration = Duration::from_micros(100);
 
 /// Decides, after each round, how to spend the time until the next.
 #[derive(Debug)]
@@ -27,8 +30,9 @@ pub struct IdleStrategy {
     idle_since: Option<Instant>,
     rounds: u32,
     shared: bool,
-    /// Rounds with work since the last yield.
+    /// Rounds with work since the last yield, and how many there may be while more has come in.
     held: u32,
+    hold: u32,
     /// The time for polling is over: every empty round from now on may be the last before a sleep.
     parking: bool,
 }
@@ -51,6 +55,7 @@ impl IdleStrategy {
             rounds: 0,
             shared: false,
             held: 0,
+            hold: 1,
             parking: false,
         }
     }
@@ -65,7 +70,7 @@ impl IdleStrategy {
         // The work may be for those who wait for the core. But to let go of it costs a lane a turn of everybody else there,
         // and what comes in meanwhile finds no room.
         self.held += 1;
-        if !more || self.held >= ROUNDS_HELD {
+        if !more || self.held >= self.hold {
             self.let_others_run();
         }
     }
@@ -113,7 +118,13 @@ impl IdleStrategy {
         self.held = 0;
         let before = Instant::now();
         sched_yield();
-        self.shared = before.elapsed() >= SHARED_CORE;
+        self.took(before.elapsed());
+    }
+
+    fn took(&mut self, time: Duration) {
+        self.shared = time >= SHARED_CORE;
+        let rounds = time.as_nanos() / YIELD_PER_ROUND.as_nanos();
+        self.hold = rounds.clamp(1, ROUNDS_HELD.into()) as u32;
     }
 }
 
@@ -208,20 +219,22 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_core_is_let_go_of_after_work_but_not_each_time_while_more_has_come_in() {
+    fn a_shared_core_is_let_go_of_after_work_the_more_seldom_the_more_it_costs_while_more_has_come_in()
+     {
         let mut idle = IdleStrategy::new(Idle::Park);
-        // A yield that took nanoseconds would show that nobody shares the core any more.
-        let mut after = |more| {
-            idle.shared = true;
-            idle.worked(more);
-            idle.held
+        let rounds = |idle: &mut IdleStrategy, yield_took, more| {
+            idle.took(yield_took);
+            (1..=2 * ROUNDS_HELD).find(|_| {
+                idle.worked(more);
+                idle.held == 0
+            })
         };
-        assert_eq!(after(false), 0);
-        for rounds in 1..ROUNDS_HELD {
-            assert_eq!(after(true), rounds);
-        }
-        assert_eq!(after(true), 0);
-        assert_eq!((after(true), after(false)), (1, 0));
+        let cheap = Duration::from_micros(50);
+        let dear = Duration::from_millis(3);
+        assert_eq!(rounds(&mut idle, cheap, true), Some(1));
+        assert_eq!(rounds(&mut idle, 5 * YIELD_PER_ROUND, true), Some(5));
+        assert_eq!(rounds(&mut idle, dear, true), Some(ROUNDS_HELD));
+        assert_eq!(rounds(&mut idle, dear, false), Some(1));
     }
 
     #[test]
