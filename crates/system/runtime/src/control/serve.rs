@@ -614,7 +614,7 @@ impl Control {
         });
         let policy = session.policy.clone();
         let lane = &self.lanes[session.lane].handle;
-        lane.send(Command::LeaveSession(id.into()));
+        lane.send(Command::LeaveSession(id));
         self.next_tick = self.next_tick.min(until);
         let of_tenant = |s: &&Session| Arc::ptr_eq(&s.policy, &policy);
         let leaving = self.sessions.values().filter(of_tenant);
@@ -658,7 +658,7 @@ impl Control {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.leaving_until = None;
             let lane = &self.lanes[session.lane].handle;
-            lane.send(Command::RemoveSession(id.into()));
+            lane.send(Command::RemoveSession(id));
         }
     }
 

@@ -180,7 +180,7 @@ struct Host {
 
 impl Host {
     fn add_app(&mut self, id: u32, rx_bytes: usize) {
-        self.add_app_of(id as u32, id, rx_bytes);
+        self.add_app_of(id, id, rx_bytes);
     }
 
     fn add_app_of(&mut self, tenant: u32, id: u32, rx_bytes: usize) {
