@@ -26,7 +26,7 @@ impl Waker {
         }
     }
 
-    /// The wait that is under way, or the next one if none is, fails with [`Error::Interrupted`]. Several calls
+    /// The wait that is under way, or the next one if none is, fails with [`Error::Interrupted`](crate::Error::Interrupted). Several calls
     /// before that are as one. Does nothing in a forked child.
     pub fn wake(&self) {
         self.interrupt.wake();
