@@ -20,11 +20,7 @@ import (
 )
 
 // steady sends a datagram for every 10 ms, 300 ms ahead of its launch time, and says which ones it was refused.
-const steady = `
-import itertools, socket, struct, sys, time
-talker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-talker.setsockopt(socket.SOL_SOCKET, 61, struct.pack("iI", 11, 0))
-talker.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 5)
+const steady = sender + `
 base = time.clock_gettime_ns(11) + 1_000_000_000
 print("begins", base, flush=True)
 for number in itertools.count():
@@ -33,7 +29,7 @@ for number in itertools.count():
     if ahead > 0:
         time.sleep(ahead / 1e9)
     try:
-        talker.sendmsg([struct.pack("Q", launch)], [(socket.SOL_SOCKET, 61, struct.pack("Q", launch))], 0, (sys.argv[1], 5001))
+        send(launch)
     except OSError as error:
         print("refused", launch, error.strerror, flush=True)
 `
@@ -50,10 +46,12 @@ while True:
     listener.recv(64)
 `
 
-// passed are datagrams on the wire, by their launch times: how much later than that each of them was there first.
+// passed are datagrams on the wire, by their launch times.
 type passed struct {
 	lock sync.Mutex
-	late map[int64]int64
+	seen map[int64]bool
+	// latest is the launch time of the newest.
+	latest int64
 	// early and twice are what never may be.
 	early, twice int
 }
@@ -64,10 +62,10 @@ func (p *passed) enter(launch, late int64) {
 	if late < 0 {
 		p.early++
 	}
-	if _, there := p.late[launch]; there {
+	if p.seen[launch] {
 		p.twice++
 	}
-	p.late[launch] = late
+	p.seen[launch], p.latest = true, max(p.latest, launch)
 }
 
 // between is what became of the launches of a stretch of time: how many have not passed, and the longest time without any.
@@ -76,7 +74,7 @@ func (p *passed) between(base, from, to int64) (missing int, gap time.Duration) 
 	defer p.lock.Unlock()
 	run := 0
 	for launch := base + (from-base+beat-1)/beat*beat; launch < to; launch += beat {
-		if _, there := p.late[launch]; there {
+		if p.seen[launch] {
 			run = 0
 			continue
 		}
@@ -87,13 +85,10 @@ func (p *passed) between(base, from, to int64) (missing int, gap time.Duration) 
 }
 
 // newest is the launch time of the newest that has passed.
-func (p *passed) newest() (newest int64) {
+func (p *passed) newest() int64 {
 	p.lock.Lock()
 	defer p.lock.Unlock()
-	for launch := range p.late {
-		newest = max(newest, launch)
-	}
-	return newest
+	return p.latest
 }
 
 func tai(t *testing.T) int64 {
@@ -107,20 +102,10 @@ func tai(t *testing.T) int64 {
 
 // processAt is the process of a program on a node; the second node's are seen from the first.
 func processAt(node, program string) int {
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, file := range files {
-		line, err := os.ReadFile(file)
-		groups, err2 := os.ReadFile(filepath.Join(filepath.Dir(file), "cgroup"))
-		if err != nil || err2 != nil {
-			continue
-		}
-		name, _, _ := strings.Cut(string(line), "\x00")
-		if filepath.Base(name) == program && strings.Contains(string(groups), "/node-2/") == (node == "node-2") {
-			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-			return pid
-		}
-	}
-	return 0
+	return processWhich(func(proc string, words []string) bool {
+		groups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
+		return err == nil && filepath.Base(words[0]) == program && strings.Contains(string(groups), "/node-2/") == (node == "node-2")
+	})
 }
 
 func TestTwoNodesSendOnWhileTheirPartsAreKilled(t *testing.T) {
@@ -132,7 +117,7 @@ func TestTwoNodesSendOnWhileTheirPartsAreKilled(t *testing.T) {
 	says(t, "listener", "listening")
 	address := addressOf(t, "listener")
 	until(t, "the listener is known on the other node", func() bool { return len(placed(t, "node-1", address)) == 1 })
-	wire := &passed{late: map[int64]int64{}}
+	wire := &passed{seen: map[int64]bool{}}
 	cable, stop := watchWire(t), make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() { cable.each(t, stop, wire.enter) })

@@ -41,16 +41,22 @@ print(early, "early from", *senders, flush=True)
 time.sleep(1000000)
 `
 
-// talking sends them, as any program does that knows of SO_TXTIME and nothing of Takt.
-const talking = `
-import os, socket, struct, sys, time
+// sender sends, as any program does that knows of SO_TXTIME and nothing of Takt: datagrams with their launch times in them.
+const sender = `
+import itertools, os, socket, struct, sys, time
 talker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 talker.setsockopt(socket.SOL_SOCKET, 61, struct.pack("iI", 11, 0))
 talker.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 5)
+def send(launch, data=None, port=5001, flags=0):
+    talker.sendmsg([data or struct.pack("Q", launch)], [(socket.SOL_SOCKET, 61, struct.pack("Q", launch))], flags, (sys.argv[1], port))
+`
+
+// talking sends the 20 of them.
+const talking = sender + `
 base = time.clock_gettime_ns(11) + 1_000_000_000
 for number in range(20):
     launch = base + number * 5_000_000
-    talker.sendmsg([struct.pack("Q", launch)], [(socket.SOL_SOCKET, 61, struct.pack("Q", launch))], 0, (sys.argv[1], 5001))
+    send(launch)
 print("sent by user", os.getuid(), flush=True)
 time.sleep(1000000)
 `
@@ -205,16 +211,12 @@ func TestATimeSensitivePodThatIsAttachedNowhereIsRefused(t *testing.T) {
 }
 
 // inPhase sends 20 datagrams in the window of its claim, and then 10 outside.
-const inPhase = `
-import os, socket, struct, sys, time
-talker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-talker.setsockopt(socket.SOL_SOCKET, 61, struct.pack("iI", 11, 0))
-talker.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 5)
+const inPhase = sender + `
 period, offset = 10_000_000, 100_000
 base = (time.clock_gettime_ns(11) // period + 100) * period + offset
 for number in range(30):
     launch = base + number * period + (5_000_000 if number >= 20 else 0)
-    talker.sendmsg([struct.pack("Q", launch)], [(socket.SOL_SOCKET, 61, struct.pack("Q", launch))], 0, (sys.argv[1], 5001))
+    send(launch)
 print("sent by user", os.getuid(), flush=True)
 time.sleep(1000000)
 `
@@ -358,15 +360,12 @@ func scriptOf(t *testing.T, name string) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
-	for _, file := range files {
-		of, err := os.ReadFile(file)
-		line, err2 := os.ReadFile(filepath.Join(filepath.Dir(file), "cmdline"))
-		if err == nil && err2 == nil && strings.Contains(string(of), string(p.UID)) && strings.HasPrefix(string(line), "/usr/bin/python3\x00") {
-			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-			return pid
-		}
+	pid := processWhich(func(proc string, words []string) bool {
+		groups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
+		return err == nil && words[0] == "/usr/bin/python3" && strings.Contains(string(groups), string(p.UID))
+	})
+	if pid == 0 {
+		t.Fatalf("pod %s has no process of its script", name)
 	}
-	t.Fatalf("pod %s has no process of its script", name)
-	return 0
+	return pid
 }

@@ -43,23 +43,26 @@ func taktObjects(t *testing.T) *objects.Client {
 	return of
 }
 
-// taktdOf is the process of a node's taktd, by its own configuration: the second node's processes are seen from the first.
-func taktdOf(node string) int {
-	config := "taktd.toml"
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			continue
-		}
-		words := strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00")
-		at, err := os.Readlink(filepath.Join(filepath.Dir(file), "cwd"))
-		if err == nil && len(words) == 3 && strings.HasSuffix(words[0], "/taktd") && words[2] == config && (filepath.Base(at) == "node-2") == (node == "node-2") {
-			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+// processWhich is the first process of which this holds: its directory in /proc, and the words of its command line. 0: none.
+func processWhich(is func(proc string, words []string) bool) int {
+	all, _ := filepath.Glob("/proc/[0-9]*")
+	for _, proc := range all {
+		text, err := os.ReadFile(filepath.Join(proc, "cmdline"))
+		if err == nil && is(proc, strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00")) {
+			pid, _ := strconv.Atoi(filepath.Base(proc))
 			return pid
 		}
 	}
 	return 0
+}
+
+// taktdOf is the process of a node's taktd, by its own configuration: the second node's processes are seen from the first.
+func taktdOf(node string) int {
+	const config = "taktd.toml"
+	return processWhich(func(proc string, words []string) bool {
+		at, err := os.Readlink(filepath.Join(proc, "cwd"))
+		return err == nil && len(words) == 3 && strings.HasSuffix(words[0], "/taktd") && words[2] == config && (filepath.Base(at) == "node-2") == (node == "node-2")
+	})
 }
 
 // admin is the admin API of a node's taktd.
@@ -271,16 +274,12 @@ func networkIs(t *testing.T, of *objects.Client, kind string, holds bool, reason
 }
 
 // flooding sends without end, launched at every multiple of 5 ms, to a port that nobody has.
-const flooding = `
-import socket, struct, sys, time
-talker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-talker.setsockopt(socket.SOL_SOCKET, 61, struct.pack("iI", 11, 0))
-talker.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 5)
+const flooding = sender + `
 print("flooding", flush=True)
 while True:
     launch = (time.clock_gettime_ns(11) // 5_000_000 + 1) * 5_000_000
     try:
-        talker.sendmsg([bytes(1200)], [(socket.SOL_SOCKET, 61, struct.pack("Q", launch))], socket.MSG_DONTWAIT, (sys.argv[1], 5002))
+        send(launch, bytes(1200), 5002, socket.MSG_DONTWAIT)
     except OSError:
         pass
 `
