@@ -618,7 +618,7 @@ fn a_sink_that_is_stopped_costs_a_bounded_part_of_the_memory_and_is_cut_off() {
     let ([_from, _to], source, sink) = two(&node);
     let client = client(&node);
     await_rings(&source, 2);
-    client.signal(Signal::STOP);
+    client.stop();
     let mut number = 0;
     // Half of its memory at most is with others: what is left serves the honest sink all the time.
     let length = 100_000;

@@ -126,13 +126,13 @@ fn act(
             format!("kill the application of node {at}")
         }
         2 => {
-            other.signal(Signal::STOP);
+            other.stop();
             while_it(rng);
             others[at] = None;
             format!("stop the application of node {at} and kill it")
         }
         3 => {
-            other.signal(Signal::STOP);
+            other.stop();
             while_it(rng);
             other.signal(Signal::CONT);
             format!("stop the application of node {at} for a while")

@@ -45,6 +45,26 @@ pub fn until_true(what: &str, mut condition: impl FnMut() -> bool) {
     until(what, || condition().then_some(()));
 }
 
+/// Waits until each thread of a process that was sent a SIGSTOP stands still.
+///
+/// The call that sends it does not wait for that: the thread that takes the signal may be waiting for a core while
+/// others go on.
+///
+/// # Panics
+/// When the process has ended, and as [`until`].
+pub fn until_stopped(pid: u32) {
+    until_true("each thread is stopped", || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("running");
+        tasks.flatten().all(|task| {
+            // One that has just ended does nothing any more.
+            std::fs::read_to_string(task.path().join("stat")).map_or(true, |stat| {
+                let state = stat.rsplit_once(") ").expect("a name in parentheses").1;
+                state.starts_with('T')
+            })
+        })
+    });
+}
+
 /// A call that waits, made again where it was interrupted: one with an end is, when the machine has stood still.
 ///
 /// # Errors

@@ -749,7 +749,7 @@ fn a_reliable_server_stays_until_its_viewers_have_the_last_frame() {
     until_true("the first frame is there", || {
         std::fs::metadata(output).is_ok_and(|file| file.len() == 64 * 48 * 3)
     });
-    view.signal(Signal::STOP);
+    view.stop();
     input.write_all(&[2; 64 * 48 * 3]).expect("written");
     drop(input);
     server.line_with("waiting for viewers that do not have the last frames yet");

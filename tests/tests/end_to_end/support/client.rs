@@ -38,6 +38,12 @@ impl Client {
         kill_process(Pid::from_child(&self.0), signal).expect("it runs");
     }
 
+    /// It stands still from here on.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        takt_testing::until_stopped(self.0.id());
+    }
+
     pub fn kill(&mut self) {
         self.0.kill().expect("it runs");
         self.0.wait().expect("it ends");

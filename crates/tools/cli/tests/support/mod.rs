@@ -150,6 +150,12 @@ impl Running {
         rustix::process::kill_process(pid, signal).expect("running");
     }
 
+    /// It stands still from here on.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        takt_testing::until_stopped(self.0.id());
+    }
+
     /// Until a signal does not end it any more.
     pub fn until_signals_are_its_own(&self) {
         let pid = self.0.id();
@@ -170,6 +176,7 @@ impl Running {
         use std::io::Read;
         let err = self.0.stderr.as_mut().expect("its standard error");
         let mut line = Vec::new();
+        let mut before = String::new();
         // Byte by byte: what follows is for `end`.
         let mut byte = [0];
         while err.read(&mut byte).expect("text") > 0 {
@@ -181,8 +188,10 @@ impl Running {
             if read.contains(text) {
                 return read;
             }
+            before.push_str(&read);
+            before.push('\n');
         }
-        panic!("it ended without saying {text:?}");
+        panic!("it ended without saying {text:?}, but:\n{before}");
     }
 
     /// Waits for its end.
