@@ -20,6 +20,8 @@ takt_datapath::export_datapath!("sockets", env!("CARGO_PKG_VERSION"), |options| 
         frames: frames.unwrap_or(usual.frames),
         segmentation: segmentation.unwrap_or(usual.segmentation),
         receive_buffer: 1 << 20,
+        // Ports of plugins have a single descriptor to wait for.
+        class_buffers: false,
         ..usual
     };
     Ok(Box::new(UdpDatapath::new(config)) as Box<dyn Datapath>)

@@ -1,6 +1,6 @@
 //! The datapath over kernel UDP sockets: works everywhere, needs no privilege.
 //!
-//! A port is one nonblocking socket. What the kernel offers to spare system calls and passes through its
+//! A port is a nonblocking socket, and a second one that receives what is marked with a traffic class. What the kernel offers to spare system calls and passes through its
 //! network stack is used: trains of datagrams (UDP GSO and GRO) and many messages by one call. Datagrams
 //! are not fragmented, but for those that were cut for a longer route: a port tells how much each peer's route carries. Each is marked with its traffic
 //! class, and where an interface has a queueing discipline that keeps launch times (`etf`), it is given them.
@@ -37,8 +37,11 @@ pub struct UdpConfig {
     /// Peers that a port can have at a time.
     pub peers: u16,
     /// Bytes of the socket's receive buffer, as far as permitted: all of it with CAP_NET_ADMIN,
-    /// `net.core.rmem_max` without.
+    /// `net.core.rmem_max` without. Best effort's: a quarter more is for what is marked with a traffic class.
     pub receive_buffer: usize,
+    /// Whether what is marked with a traffic class above 0 has a receive buffer of its own, by a second socket at the
+    /// same address, where the kernel permits it.
+    pub class_buffers: bool,
     /// Bytes of the socket's send buffer, as far as permitted (`net.core.wmem_max`). When it is full,
     /// [`Port::flush`] leaves the rest queued. What it holds has passed the runtime's scheduler: the
     /// less it holds, the sooner an urgent datagram leaves.
@@ -54,6 +57,7 @@ impl Default for UdpConfig {
             frame_size: 9216,
             peers: 4096,
             receive_buffer: 32 << 20,
+            class_buffers: true,
             send_buffer: 256 << 10,
             segmentation: true,
         }
@@ -157,6 +161,14 @@ fn probe_launch_times() -> Result<Option<String>, String> {
     }
 }
 
+/// Whether the kernel lets two sockets share an address by class.
+fn offers_class_buffers() -> Result<(), Box<dyn std::error::Error>> {
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let socket = Socket::new(any)?;
+    socket.beside(socket.bind(any)?)?;
+    Ok(())
+}
+
 fn describe(config: &UdpConfig) -> String {
     let probed = Socket::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).and_then(|socket| {
         socket.size_buffers(config.receive_buffer, config.send_buffer)?;
@@ -164,17 +176,22 @@ fn describe(config: &UdpConfig) -> String {
             socket.offers_segmentation(),
             socket.coalesce_received(),
             socket.receive_buffer()?,
+            config.class_buffers && offers_class_buffers().is_ok(),
         ))
     });
     match probed {
-        Ok((gso, gro, receive_buffer)) => {
+        Ok((gso, gro, receive_buffer, class_buffers)) => {
             let offload = |offered: bool| match (config.segmentation, offered) {
                 (false, _) => "off",
                 (true, false) => "not offered by this kernel",
                 (true, true) => "on",
             };
+            let classes = match class_buffers {
+                true => " and one for what is marked with a class",
+                false => " for all classes",
+            };
             format!(
-                "kernel UDP sockets, GSO {}, GRO {}, receive buffer {} KiB",
+                "kernel UDP sockets, GSO {}, GRO {}, receive buffer {} KiB{classes}",
                 offload(gso),
                 offload(gro),
                 receive_buffer >> 10

@@ -20,18 +20,55 @@ use crate::socket::Socket;
 use crate::transmit::{Committed, Transmitter};
 use crate::{LONGEST_PAYLOAD, UdpConfig};
 
-/// One nonblocking socket, bound and not connected, with its frames and peers.
+/// The share of the receive buffer that there is once more, for what is marked with a traffic class.
+const MARKED: usize = 4;
+
+/// The share of a receive budget that is kept for best effort: nobody is shut out by marking all. The runtime orders
+/// by class what it takes at once, so that is taken first.
+const KEPT: usize = 4;
+
+/// Nonblocking sockets, bound and not connected, with their frames and peers.
 pub(crate) struct UdpPort {
-    socket: Socket,
+    /// What is sent leaves by its socket.
+    best_effort: Inlet,
+    /// Of what is marked with a traffic class above 0: best effort takes no room from it.
+    marked: Option<Inlet>,
+    /// The last call has not looked for what is marked.
+    owes_a_look: bool,
     local: SocketAddr,
     frames: FramePool,
     peers: PeerTable,
     links: Links,
     transmitter: Transmitter,
-    receiver: Receiver,
-    drops: Drops,
     /// Where the socket has launch times.
     reports: Option<Reports>,
+}
+
+/// A socket with what is taken from it.
+struct Inlet {
+    socket: Socket,
+    receiver: Receiver,
+    drops: Drops,
+}
+
+impl Inlet {
+    fn new(socket: Socket, port: u16, may_coalesce: bool) -> Self {
+        Self {
+            socket,
+            receiver: Receiver::new(port, may_coalesce),
+            drops: Drops::default(),
+        }
+    }
+
+    fn receive(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {
+        self.receiver.receive(&self.socket, budget, deliver)
+    }
+
+    /// Asks the kernel: one system call.
+    fn drops(&self) -> u64 {
+        let asked = self.socket.receive_drops();
+        asked.map_or(self.drops.total.get(), |now| self.drops.observe(now))
+    }
 }
 
 /// Widens the kernel's 32-bit count of drops.
@@ -87,17 +124,22 @@ impl UdpPort {
             queues,
         )
         .map_err(failed("cannot bind the UDP socket that asks for routes"))?;
-        let receiver = Receiver::new(local.port(), may_coalesce);
+        // Where a kernel or a policy knows better, all have one buffer.
+        let marked = config.class_buffers.then(|| {
+            let marked = socket.beside(local)?;
+            marked.size_receive_buffer(config.receive_buffer / MARKED)?;
+            Ok::<_, std::io::Error>(Inlet::new(marked, local.port(), may_coalesce))
+        });
         let transmitter = Transmitter::new(frames.count());
         Ok(Self {
-            socket,
+            best_effort: Inlet::new(socket, local.port(), may_coalesce),
+            marked: marked.and_then(Result::ok),
+            owes_a_look: false,
             local,
             frames,
             peers,
             links: Links::new(config.frame_size),
             transmitter,
-            receiver,
-            drops: Drops::default(),
             reports: announced.then(Reports::default),
         })
     }
@@ -192,7 +234,7 @@ impl Port for UdpPort {
         if self.links.room(purpose.peer).is_some() {
             // Frames of the two kinds leave in the order of their commits, as far as the kernel takes them.
             self.transmitter
-                .flush(&self.socket, &mut self.frames, &mut self.peers);
+                .flush(&self.best_effort.socket, &mut self.frames, &mut self.peers);
             self.links.push(purpose.peer, frame.0, len, class);
             return;
         }
@@ -229,14 +271,34 @@ impl Port for UdpPort {
         links
             & self
                 .transmitter
-                .flush(&self.socket, &mut self.frames, &mut self.peers)
+                .flush(&self.best_effort.socket, &mut self.frames, &mut self.peers)
     }
 
     fn receive(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {
         if let Some(reports) = &mut self.reports {
-            self.transmitter.counters.errors += reports.look(&self.socket);
+            self.transmitter.counters.errors += reports.look(&self.best_effort.socket);
         }
-        self.receiver.receive(&self.socket, budget, deliver)
+        let Some(marked) = &mut self.marked else {
+            return self.best_effort.receive(budget, deliver);
+        };
+        let kept = match budget / KEPT {
+            0 if self.owes_a_look => 0,
+            0 => budget,
+            kept => kept,
+        };
+        let mut taken = self.best_effort.receive(kept, deliver);
+        let more = taken == kept;
+        // What comes alone does not wait for a system call that finds nothing, mostly.
+        if taken == budget || (taken > 0 && !more && !self.owes_a_look) {
+            self.owes_a_look = true;
+            return taken;
+        }
+        self.owes_a_look = false;
+        taken += marked.receive(budget - taken, deliver);
+        if more && taken < budget {
+            taken += self.best_effort.receive(budget - taken, deliver);
+        }
+        taken
     }
 
     fn receive_costs_syscall(&self) -> bool {
@@ -244,24 +306,28 @@ impl Port for UdpPort {
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.socket.as_fd()]
+        let marked = self.marked.iter().map(|inlet| inlet.socket.as_fd());
+        std::iter::once(self.best_effort.socket.as_fd())
+            .chain(marked)
+            .collect()
     }
 
-    /// Asks the kernel for its count of drops: one system call.
+    /// Asks the kernel for its count of drops: a system call for each socket.
     fn counters(&self) -> PortCounters {
         let sent = self.transmitter.counters;
-        let received = self.receiver.counters;
-        PortCounters {
+        let mut counters = PortCounters {
             tx_datagrams: sent.datagrams,
             tx_bytes: sent.bytes,
             tx_errors: sent.errors,
-            rx_datagrams: received.datagrams,
-            rx_bytes: received.bytes,
-            rx_dropped: self
-                .socket
-                .receive_drops()
-                .map_or(self.drops.total.get(), |now| self.drops.observe(now)),
-            rx_invalid: received.invalid,
+            ..PortCounters::default()
+        };
+        for inlet in std::iter::once(&self.best_effort).chain(&self.marked) {
+            let received = inlet.receiver.counters;
+            counters.rx_datagrams += received.datagrams;
+            counters.rx_bytes += received.bytes;
+            counters.rx_dropped += inlet.drops();
+            counters.rx_invalid += received.invalid;
         }
+        counters
     }
 }

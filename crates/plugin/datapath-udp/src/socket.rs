@@ -67,6 +67,64 @@ impl Socket {
         })
     }
 
+    /// A second socket at this one's address, for what is marked with a traffic class above 0: the kernel chooses
+    /// between the two by the class selector of each datagram (RFC 2474, section 4.2.2.2).
+    ///
+    /// This one has been bound alone, so a second program with the same address has been refused. From here on one
+    /// of the same user might join, if it asks to.
+    pub(crate) fn beside(&self, local: SocketAddr) -> io::Result<Self> {
+        let marked = Self::new(local)?;
+        for socket in [self, &marked] {
+            socket.set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+        }
+        let raw = RawAddress::from(local);
+        // SAFETY: pointer and length describe `raw`, which outlives the call.
+        check(unsafe { libc::bind(marked.raw(), raw.as_ptr(), raw.length()) })?;
+        marked.choose_by_class()?;
+        Ok(marked)
+    }
+
+    /// For the sockets at this one's address: datagrams without a class are for the first that was bound there, the
+    /// others for the second.
+    fn choose_by_class(&self) -> io::Result<()> {
+        let instruction = |code: u32, if_not: u8, value: u32| libc::sock_filter {
+            code: code as u16,
+            jt: 0,
+            jf: if_not,
+            k: value,
+        };
+        let network = libc::SKF_NET_OFF as u32;
+        // The field that has the class in its three highest bits: of IPv4's second octet (RFC 791, section 3.1), of
+        // IPv6's after the version (RFC 8200, section 3).
+        let (load, field, shift) = match self.ipv6 {
+            false => (libc::BPF_B, network + 1, 5),
+            true => (libc::BPF_H, network, 9),
+        };
+        let mut program = [
+            instruction(libc::BPF_LD | load | libc::BPF_ABS, 0, field),
+            instruction(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, 0, shift),
+            instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 7),
+            instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, 0),
+            instruction(libc::BPF_RET | libc::BPF_K, 0, 0),
+            instruction(libc::BPF_RET | libc::BPF_K, 0, 1),
+        ];
+        let program = libc::sock_fprog {
+            len: program.len() as u16,
+            filter: program.as_mut_ptr(),
+        };
+        // SAFETY: pointer and length describe `program`, which outlives the call, as do the instructions it points to.
+        check(unsafe {
+            libc::setsockopt(
+                self.raw(),
+                libc::SOL_SOCKET,
+                libc::SO_ATTACH_REUSEPORT_CBPF,
+                (&raw const program).cast(),
+                mem::size_of_val(&program) as libc::socklen_t,
+            )
+        })
+        .map(drop)
+    }
+
     fn local(&self) -> io::Result<SocketAddr> {
         let mut raw = RawAddress::unspecified();
         let mut length = RawAddress::CAPACITY;
@@ -188,14 +246,19 @@ impl Socket {
     /// Asks for buffers of so many bytes: beyond the administrator's limit where we are privileged,
     /// the largest permitted otherwise.
     pub(crate) fn size_buffers(&self, receive: usize, send: usize) -> io::Result<()> {
-        for (forced, permitted, bytes) in [
-            (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, receive),
-            (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, send),
-        ] {
-            let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-            if self.set(libc::SOL_SOCKET, forced, bytes).is_err() {
-                self.set(libc::SOL_SOCKET, permitted, bytes)?;
-            }
+        self.size_receive_buffer(receive)?;
+        self.size(libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, send)
+    }
+
+    /// As [`Self::size_buffers`], of the one.
+    pub(crate) fn size_receive_buffer(&self, bytes: usize) -> io::Result<()> {
+        self.size(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, bytes)
+    }
+
+    fn size(&self, forced: libc::c_int, permitted: libc::c_int, bytes: usize) -> io::Result<()> {
+        let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+        if self.set(libc::SOL_SOCKET, forced, bytes).is_err() {
+            self.set(libc::SOL_SOCKET, permitted, bytes)?;
         }
         Ok(())
     }

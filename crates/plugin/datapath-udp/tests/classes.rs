@@ -4,8 +4,10 @@ use std::mem;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::ptr;
+use std::time::Duration;
 
-use takt_datapath::{Datapath, PortRequest};
+use takt_datapath::conformance::readable_within;
+use takt_datapath::{Datapath, OpenError, PeerHandle, Port, PortRequest};
 use takt_datapath_udp::{UdpConfig, UdpDatapath};
 use takt_time::TrafficClass;
 
@@ -111,4 +113,96 @@ fn every_datagram_carries_the_class_selector_of_its_class_and_keeps_its_place() 
             assert_eq!(sender.counters().tx_datagrams, classes.len() as u64 + 3);
         }
     }
+}
+
+/// A port at this address, with a small receive buffer.
+fn port(bind: &str, segmentation: bool) -> Box<dyn Port> {
+    let config = UdpConfig {
+        receive_buffer: 64 << 10,
+        segmentation,
+        ..UdpConfig::default()
+    };
+    let request = PortRequest {
+        lane: 0,
+        lanes: 1,
+        bind: bind.parse().unwrap(),
+    };
+    UdpDatapath::new(config).open(&request).unwrap()
+}
+
+fn send(sender: &mut dyn Port, peer: PeerHandle, class: u8, number: u8, length: usize) {
+    let frame = sender.reserve(peer).unwrap();
+    sender.payload(&frame)[..length].fill(number);
+    sender.commit(frame, length, TrafficClass::new(class).unwrap(), None);
+    while !sender.flush() {}
+}
+
+#[test]
+fn what_is_marked_finds_room_beside_what_is_not_and_comes_first_and_shuts_out_nothing() {
+    const MARKED: u8 = 14;
+    const SENT: u64 = 500;
+    for (bind, segmentation) in [
+        ("127.0.0.1:0", false),
+        ("127.0.0.1:0", true),
+        ("[::1]:0", true),
+    ] {
+        let mut receiver = port(bind, segmentation);
+        let mut sender = port(bind, segmentation);
+        let peer = sender.connect(receiver.local()).unwrap();
+        let mut other = port(bind, segmentation);
+        let from_other = other.connect(receiver.local()).unwrap();
+        // Far more than finds room.
+        for _ in 0..SENT {
+            send(&mut *sender, peer, 0, 0, 1000);
+        }
+        // Each class above 0, twice, of two senders.
+        for number in 0..MARKED {
+            let (sender, peer) = match number % 2 {
+                0 => (&mut sender, peer),
+                _ => (&mut other, from_other),
+            };
+            send(&mut **sender, peer, 1 + number / 2, 1 + number, 1000);
+        }
+        let mut got = Vec::new();
+        let mut take =
+            |budget| receiver.receive(budget, &mut |datagram| got.push(datagram.payload[0]));
+        while take(8) > 0 {}
+        let marked: Vec<u8> = got.iter().copied().filter(|&number| number > 0).collect();
+        assert_eq!(marked, Vec::from_iter(1..=MARKED), "{bind}");
+        let before_the_last = got.iter().position(|&number| number == MARKED).unwrap();
+        assert!(before_the_last <= 2 * usize::from(MARKED), "{got:?}");
+        let first = got.iter().position(|&number| number == 0).unwrap();
+        assert!(first < 8, "{got:?}");
+        let counters = receiver.counters();
+        assert_eq!(counters.rx_datagrams, got.len() as u64);
+        assert!(counters.rx_dropped > 0, "{counters:?}");
+        assert_eq!(
+            counters.rx_datagrams + counters.rx_dropped,
+            SENT + u64::from(MARKED)
+        );
+        // Either alone wakes, and is had by the smallest budget there is.
+        for class in [1, 0] {
+            assert!(!readable_within(&*receiver, Duration::ZERO));
+            send(&mut *sender, peer, class, 9, 1);
+            assert!(readable_within(&*receiver, Duration::from_secs(10)));
+            assert_eq!(
+                receiver.receive(1, &mut |datagram| assert_eq!(datagram.payload, [9])),
+                1
+            );
+        }
+    }
+}
+
+#[test]
+fn the_address_of_a_port_is_its_own_and_free_after_it() {
+    let first = port("127.0.0.1:0", true);
+    let request = PortRequest {
+        lane: 0,
+        lanes: 1,
+        bind: first.local(),
+    };
+    let second = UdpDatapath::default().open(&request);
+    assert!(matches!(second, Err(OpenError::Bind { .. })));
+    drop(first);
+    UdpDatapath::default().open(&request).unwrap();
 }

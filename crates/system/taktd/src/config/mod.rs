@@ -201,6 +201,7 @@ impl From<File> for Settings {
                 receive_buffer: size(udp.receive_buffer.0.0),
                 send_buffer: size(udp.send_buffer.0.0),
                 segmentation: udp.segmentation,
+                ..UdpConfig::default()
             },
             xdp: file.datapath.xdp.as_ref().map(xdp),
             plugins: (
