@@ -9,7 +9,9 @@
 # TAKT_KUBELET are more lines for the kubelet's configuration.
 #
 # The second node has namespaces of its own inside, its files in $TAKT_CLUSTER/node-2, and a cable to the first one: their
-# interfaces wire0 and eth0. Pods of both are then on one Ethernet segment, VXLAN 1 of the kernel.
+# interfaces wire0 and eth0. Pods of both are then on one Ethernet segment, VXLAN 1 of the kernel. With TAKT_RATE, bit/s, there is
+# a switch between them that sends towards the first node at this rate, what has the upper half of all DSCP values first, and
+# the second node's taktd sends past its kernel (AF_XDP).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 if [ "${TAKT_CLUSTER_INSIDE:-}" = "" ]; then
@@ -143,6 +145,15 @@ carrier = "vxlan:1"
 tolerance_us = 1000000
 TOML
 
+if [ -n "${TAKT_RATE:-}" ] && [ $node = node-2 ]; then
+	cat >>taktd.toml <<TOML
+[[lane]]
+scheduling = "fifo:50"
+[datapath.xdp]
+interface = "eth0"
+TOML
+fi
+
 if [ $node = node-1 ]; then
 	openssl genrsa -out service.key 2048 2>/dev/null
 	cat >tokens.csv <<CSV
@@ -266,7 +277,23 @@ if [ $nodes = 2 ]; then
 		exec "$0"' "$here/node.sh" >node-2.log 2>&1 &
 	second=$!
 	until_true 10 sh -c "[ \"\$(readlink /proc/$second/ns/net)\" != \"\$(readlink /proc/self/ns/net)\" ]"
-	ip link add wire0 type veth peer name eth0 netns $second
+	if [ -n "${TAKT_RATE:-}" ]; then
+		ip link add switch0 type bridge
+		ip link add wire0 type veth peer name switch1
+		ip link add switch2 type veth peer name eth0 netns $second
+		for port in switch1 switch2; do ip link set $port master switch0 up; done
+		ip link set switch0 up
+		# Each queue holds 50 ms.
+		tc qdisc add dev switch1 root handle 1: htb default 20
+		tc class add dev switch1 parent 1: classid 1:1 htb rate "${TAKT_RATE}bit"
+		for class in "10 $((TAKT_RATE / 10)) 0" "20 $((TAKT_RATE - TAKT_RATE / 10)) 1"; do
+			tc class add dev switch1 parent 1:1 classid 1:${class%% *} htb rate "$(echo "$class" | cut -d' ' -f2)bit" ceil "${TAKT_RATE}bit" prio ${class##* }
+			tc qdisc add dev switch1 parent 1:${class%% *} bfifo limit $((TAKT_RATE / 160))
+		done
+		tc filter add dev switch1 parent 1: protocol ip u32 match ip dsfield 0x80 0x80 flowid 1:10
+	else
+		ip link add wire0 type veth peer name eth0 netns $second
+	fi
 	ip link set wire0 master node0 up
 	until_true 180 kube kubectl wait --for condition=Ready node/node-2 --timeout=1s
 fi

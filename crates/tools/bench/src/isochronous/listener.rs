@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use super::sys::{self, be_real_time, now_ns};
+use super::sys::{self, Scheduling, now_ns};
 use super::talker::LEAST_SIZE;
 use crate::statistics::Latencies;
 
@@ -15,8 +15,6 @@ use crate::statistics::Latencies;
 const PRIORITY: i32 = 70;
 /// Nothing more comes after this.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Nothing comes at all.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What the listener is told.
 #[derive(Clone, Debug, Args)]
@@ -33,9 +31,11 @@ pub struct Options {
     /// Of them, how many are for warming up and not measured
     #[arg(long, default_value_t = 0)]
     pub warm_up: u32,
-    /// Core to stay on
-    #[arg(long)]
-    pub core: Option<usize>,
+    /// Seconds until nothing comes at all
+    #[arg(long, default_value_t = 10)]
+    pub wait_seconds: u32,
+    #[command(flatten)]
+    scheduling: Scheduling,
 }
 
 /// What it saw.
@@ -63,10 +63,12 @@ type Before = (u32, Option<i64>, i64);
 /// # Errors
 /// The kernel's.
 pub fn run(options: &Options) -> io::Result<Heard> {
-    be_real_time(options.core, PRIORITY)?;
+    options.scheduling.enter(PRIORITY)?;
     let socket = UdpSocket::bind(options.at)?;
     sys::set(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, &1i32)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(Duration::from_secs(
+        options.wait_seconds.max(1).into(),
+    )))?;
     let offset = sys::tai_offset_ns();
     let period = i64::from(options.period_us) * 1000;
     let mut heard = Heard::default();

@@ -5,6 +5,8 @@ use std::mem::{size_of, zeroed};
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 
+use clap::Args;
+
 /// `struct sock_txtime` of `linux/net_tstamp.h`.
 #[repr(C)]
 pub struct SockTxTime {
@@ -50,11 +52,31 @@ pub fn sleep_until(tai_ns: i64) {
     };
 }
 
-/// Puts this thread on a core under `SCHED_FIFO`, its memory locked: what a talker that cares does.
-pub fn be_real_time(core: Option<usize>, priority: i32) -> io::Result<()> {
-    if let Some(core) = core {
-        crate::awake::pin_to(core)?;
+/// How a talker or listener is scheduled.
+#[derive(Clone, Debug, Args)]
+pub struct Scheduling {
+    /// Core to stay on
+    #[arg(long)]
+    core: Option<usize>,
+    /// Stay in the ordinary scheduling class, as a program without privileges does
+    #[arg(long)]
+    ordinary: bool,
+}
+
+impl Scheduling {
+    /// Puts this thread on its core under `SCHED_FIFO`, its memory locked: what a talker that cares does.
+    pub fn enter(&self, priority: i32) -> io::Result<()> {
+        if let Some(core) = self.core {
+            crate::awake::pin_to(core)?;
+        }
+        match self.ordinary {
+            true => Ok(()),
+            false => be_real_time(priority),
+        }
     }
+}
+
+fn be_real_time(priority: i32) -> io::Result<()> {
     crate::awake::set_scheduler(libc::SCHED_FIFO, priority)?;
     // SAFETY: a plain call. What cannot be locked is paged in by the warm-up.
     unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };

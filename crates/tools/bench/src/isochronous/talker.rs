@@ -6,16 +6,15 @@ use std::net::{SocketAddr, UdpSocket};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::sys::{self, SockTxTime, be_real_time, now_ns, sleep_until};
+use super::sys::{self, Scheduling, SockTxTime, now_ns, sleep_until};
 use crate::statistics::Latencies;
 
 /// Bytes of a payload that mean something: sequence number and launch time.
 pub const LEAST_SIZE: usize = 12;
 /// The talker's real-time priority: above the lane's, whose work it makes.
 const PRIORITY: i32 = 60;
-/// What it asks of the network: traffic class 6, and its class selector as DSCP (RFC 2474).
+/// The traffic class that the experiment asks of the network.
 pub const CLASS: u8 = 6;
-const TOS: i32 = (CLASS as i32) << 5;
 /// How long ahead of the first datagram everything is ready.
 const PAUSE_NS: i64 = 100_000_000;
 
@@ -54,9 +53,11 @@ pub struct Options {
     /// How instants are met
     #[arg(long, value_enum)]
     pub mode: Mode,
-    /// Core to stay on
-    #[arg(long)]
-    pub core: Option<usize>,
+    /// Traffic class to ask of the network, and its class selector as DSCP (RFC 2474)
+    #[arg(long, default_value_t = CLASS, value_parser = clap::value_parser!(u8).range(0..8))]
+    pub class: u8,
+    #[command(flatten)]
+    scheduling: Scheduling,
 }
 
 /// What it saw.
@@ -75,7 +76,7 @@ pub struct Sent {
 /// # Errors
 /// The kernel's.
 pub fn run(options: &Options) -> io::Result<Sent> {
-    be_real_time(options.core, PRIORITY)?;
+    options.scheduling.enter(PRIORITY)?;
     let local: SocketAddr = match options.to {
         SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
         SocketAddr::V6(_) => ([0u16; 8], 0).into(),
@@ -83,13 +84,9 @@ pub fn run(options: &Options) -> io::Result<Sent> {
     let socket = UdpSocket::bind(local)?;
     socket.connect(options.to)?;
     // In this order: the kernel takes a priority from the type of service, and another one than this.
-    sys::set(&socket, libc::IPPROTO_IP, libc::IP_TOS, &TOS)?;
-    sys::set(
-        &socket,
-        libc::SOL_SOCKET,
-        libc::SO_PRIORITY,
-        &i32::from(CLASS),
-    )?;
+    let class = i32::from(options.class);
+    sys::set(&socket, libc::IPPROTO_IP, libc::IP_TOS, &(class << 5))?;
+    sys::set(&socket, libc::SOL_SOCKET, libc::SO_PRIORITY, &class)?;
     let stamps = libc::SOF_TIMESTAMPING_TX_SOFTWARE
         | libc::SOF_TIMESTAMPING_SOFTWARE
         | libc::SOF_TIMESTAMPING_OPT_ID
