@@ -10,7 +10,8 @@
 #
 # The second node has namespaces of its own inside, its files in $TAKT_CLUSTER/node-2, and a cable to the first one: their
 # interfaces wire0 and eth0. Pods of both are then on one Ethernet segment, VXLAN 1 of the kernel. With TAKT_RATE, bit/s, there is
-# a switch between them that sends towards the first node at this rate, what has the upper half of all DSCP values first, and
+# a switch between them that sends towards the first node at this rate, what has the upper half of all DSCP values first, as does the
+# second node's kernel, without that, and
 # the second node's taktd sends past its kernel (AF_XDP).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -92,6 +93,7 @@ if [ $node = node-1 ]; then
 	ip addr add 10.96.0.1/32 dev lo
 	uplink=node0
 else
+	[ -z "${TAKT_RATE:-}" ] || tc qdisc add dev eth0 root tbf rate "${TAKT_RATE}bit" burst $((TAKT_RATE / 8000)) latency 50ms
 	ip addr add $address/24 dev eth0
 	ip link set eth0 up
 	ip route add default via 10.66.0.1
@@ -282,7 +284,8 @@ if [ $nodes = 2 ]; then
 		ip link add wire0 type veth peer name switch1
 		ip link add switch2 type veth peer name eth0 netns $second
 		for port in switch1 switch2; do ip link set $port master switch0 up; done
-		ip link set switch0 up
+		# It answers for nobody: it is in the first node's namespace.
+		ip link set switch0 arp off up
 		# Each queue holds 50 ms.
 		tc qdisc add dev switch1 root handle 1: htb default 20
 		tc class add dev switch1 parent 1: classid 1:1 htb rate "${TAKT_RATE}bit"
