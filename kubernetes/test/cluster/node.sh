@@ -150,6 +150,8 @@ TOML
 if [ -n "${TAKT_RATE:-}" ] && [ $node = node-2 ]; then
 	cat >>taktd.toml <<TOML
 [[lane]]
+core = 0
+idle = "park"
 scheduling = "fifo:50"
 [datapath.xdp]
 interface = "eth0"

@@ -143,35 +143,46 @@ func departures(t *testing.T, node string) (sent, late uint64) {
 	return sent, late
 }
 
-// wire is what passes the cable between the nodes, with the kernel's time stamps.
-type wire struct{ socket int }
+// wire is what passes a cable to a UDP port, of a pod in the VXLAN or of a node, with the kernel's time stamps.
+type wire struct {
+	socket int
+	port   uint16
+	// Where the launch time is in a datagram's payload.
+	at int
+}
 
-func watchWire(t *testing.T) *wire {
+// watchWire watches the cable between the nodes for what goes to port 5001.
+func watchWire(t *testing.T) *wire { return watchCable(t, "wire0", 5001, 0) }
+
+func watchCable(t *testing.T, device string, port uint16, at int) *wire {
 	t.Helper()
-	cable, err := net.InterfaceByName("wire0")
+	cable, err := net.InterfaceByName(device)
 	if err != nil {
 		t.Fatal(err)
 	}
 	all := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
 	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(all))
 	if err == nil {
-		// Others' frames take no room: the pod's UDP port, in a VXLAN, is half a word at 86.
+		// Others' frames take no room: a node's UDP port is half a word at 36, a pod's, in a VXLAN, at 86.
 		filter := []unix.SockFilter{
-			{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: 86},
-			{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 5001, Jf: 1},
+			{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: 36},
+			{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(port), Jt: 2},
+			{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: inner + 36},
+			{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(port), Jf: 1},
 			{Code: unix.BPF_RET | unix.BPF_K, K: 2048},
 			{Code: unix.BPF_RET | unix.BPF_K},
 		}
 		err = errors.Join(unix.SetsockoptSockFprog(socket, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}),
 			unix.Bind(socket, &unix.SockaddrLinklayer{Protocol: all, Ifindex: cable.Index}),
 			unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
+			unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20),
 			unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 200_000}))
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(socket) })
-	return &wire{socket}
+	return &wire{socket, port, at}
 }
 
 // launches are how much later than its launch time each of so many datagrams has passed, in ns.
@@ -189,8 +200,11 @@ func (w *wire) launches(t *testing.T, count int) (late []int64) {
 	return late
 }
 
-// each tells of datagrams their launch times, and how much later they have passed, in ns: of those in the VXLAN to port 5001 in the
-// pod, until it is stopped or none has passed for a minute.
+// inner is where a pod's Ethernet header begins in a VXLAN: behind Ethernet 14, IPv4 20, UDP 8 and VXLAN 8.
+const inner = 50
+
+// each tells of datagrams their launch times, and how much later they have passed, in ns: until it is stopped or none has passed for a
+// minute.
 func (w *wire) each(t *testing.T, stop <-chan struct{}, tell func(launch, late int64)) {
 	// CLOCK_TAI and the stamps' CLOCK_REALTIME differ by what the kernel has been told.
 	var utc, tai unix.Timespec
@@ -219,14 +233,16 @@ func (w *wire) each(t *testing.T, stop <-chan struct{}, tell func(launch, late i
 			t.Error(err)
 			return
 		}
-		// Ethernet 14, IPv4 20, UDP 8 and VXLAN 8; then the pod's Ethernet, IPv4, UDP and its launch time.
-		const inner = 50
-		if n < inner+14+20+8+8 || binary.BigEndian.Uint16(frame[12:]) != unix.ETH_P_IP || frame[23] != unix.IPPROTO_UDP ||
-			binary.BigEndian.Uint16(frame[36:]) != 4789 || frame[inner+23] != unix.IPPROTO_UDP || binary.BigEndian.Uint16(frame[inner+36:]) != 5001 {
+		passed := frame[:n]
+		if n > inner && binary.BigEndian.Uint16(passed[36:]) == 4789 {
+			passed = passed[inner:]
+		}
+		if len(passed) < 42+w.at+8 || binary.BigEndian.Uint16(passed[12:]) != unix.ETH_P_IP || passed[23] != unix.IPPROTO_UDP ||
+			binary.BigEndian.Uint16(passed[36:]) != w.port {
 			continue
 		}
 		last = time.Now()
-		launch := int64(binary.NativeEndian.Uint64(frame[inner+42:]))
+		launch := int64(binary.NativeEndian.Uint64(passed[42+w.at:]))
 		messages, err := unix.ParseSocketControlMessage(control[:of])
 		if err != nil {
 			t.Error(err)

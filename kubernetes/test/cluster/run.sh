@@ -20,7 +20,7 @@ if [ -d "${TAKT_BUILT:-}/takt-preload" ]; then
 fi
 network=
 objects=
-[ "${TAKT_NODES:-1}" = 1 ] || { objects=", objects: true" cores=none; }
+[ "${TAKT_NODES:-1}" = 1 ] || { objects=", objects: true" cores=${TAKT_CORES:-none}; }
 [ -z "${TAKT_TAKTD:-}" ] || network=", network: {enabled: true, preload: $preload, library: $TAKT_BUILT/libtakt.so, takt: $TAKT_BUILT/takt$objects}"
 echo "{config: {cores: $cores, backend: $TAKT_BACKEND, podRequests: warn}, image: {pullPolicy: Never}$network}" >"$bin/values.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/values.yaml" kube-system >"$bin/chart.yaml")
