@@ -33,7 +33,7 @@ help:
 	@echo "make build    release binaries and libraries into target/release"
 	@echo "make bench    all benchmarks beside all peers (builds zenoh, ZeroMQ, iceoryx2: slow)"
 	@echo "make bench-technologies  one benchmark written for UDP sockets, AF_XDP, DPDK, libfabric and Takt: figures, lines of code"
-	@echo "make bench-kubernetes  what CPU reservations cost in a cluster, and a Ray job with and without (a quarter of an hour)"
+	@echo "make bench-kubernetes  what CPU reservations cost in a cluster, a Ray job with and without, an isochronous talker in pods (half an hour)"
 	@echo "make install  after make build: PREFIX=/usr/local; \`make uninstall\` takes it away again"
 	@echo "make site     the documentation with search, into out/site; no dead links"
 	@echo "make sessions  terminal sessions of the documentation, recorded again"
@@ -160,8 +160,10 @@ test-guests: setup
 	tests/guests/image.sh target/guests
 	$(SUDO) env TAKT_GUEST_IMAGE=$(CURDIR)/target/guests $(CARGO) test -p takt-ingress --test programs qemu:: -- --ignored --test-threads 1
 
+# What the pods of a cluster are given.
+FOR_PODS := -p taktd -p takt-preload -p takt-cli -p takt-capi -p takt-embedded
 test-cluster: setup
-	$(CARGO) build -p taktd -p takt-preload -p takt-cli
+	$(CARGO) build $(FOR_PODS)
 	$(SUDO) $(MAKE) -C kubernetes test-cluster
 
 # Go is all that these need beforehand.
@@ -178,7 +180,8 @@ bench:
 	done
 
 bench-kubernetes: setup
-	$(SUDO) $(MAKE) -C kubernetes bench-cluster bench-allocation bench-ray
+	$(CARGO) build $(FOR_PODS)
+	$(SUDO) $(MAKE) -C kubernetes bench-cluster bench-allocation bench-ray bench-isochronous
 
 # PREFIX, DESTDIR, SYSCONFDIR, BINDIR, LIBDIR, INCLUDEDIR, UNITDIR, MANDIR: see scripts/install.sh. Neither builds nor fetches:
 # root need not have a cargo.

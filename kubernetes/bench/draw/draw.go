@@ -18,6 +18,9 @@ const (
 	left, right, top, bottom = 70.0, 20.0, 60.0, 50.0
 )
 
+// mostMarks is how many points of a line are marked: more would hide it.
+const mostMarks = 30
+
 // palette is that of Okabe and Ito, which the colour-blind can tell apart.
 var palette = []string{"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D"}
 
@@ -181,12 +184,16 @@ func (p Panel) write(to *strings.Builder) {
 	say((x.from+x.to)/2, panelHeight-12, "middle", ink, "", p.X.Label)
 	say(0, 0, "middle", ink, fmt.Sprintf(` transform="translate(16,%.1f) rotate(-90)"`, (y.from+y.to)/2), p.Y.Label)
 
-	name := left
+	name, row := left, 41.0
 	legend := func(series Series) {
 		colour := palette[series.Colour%len(palette)]
-		line(name, 37, name+18, 37, colour, ` stroke-width="3"`+dashes(series))
-		say(name+23, 41, "start", ink, "", series.Name)
-		name += 23 + 7.2*float64(len([]rune(series.Name))) + 14
+		width := 23 + 7.2*float64(len([]rune(series.Name)))
+		if name > left && name+width > panelWidth {
+			name, row = left, row+15
+		}
+		line(name, row-4, name+18, row-4, colour, ` stroke-width="3"`+dashes(series))
+		say(name+23, row, "start", ink, "", series.Name)
+		name += width + 14
 	}
 	for _, series := range p.Bars {
 		colour := palette[series.Colour%len(palette)]
@@ -210,6 +217,9 @@ func (p Panel) write(to *strings.Builder) {
 			points = append(points, fmt.Sprintf("%.1f,%.1f", x.at(series.X[i]), y.at(series.Y[i])))
 		}
 		fmt.Fprintf(to, `<polyline fill="none" stroke="%s" stroke-width="2.5"%s points="%s"/>`+"\n", colour, dashes(series), strings.Join(points, " "))
+		if len(points) > mostMarks {
+			points = nil
+		}
 		for _, point := range points {
 			px, py, _ := strings.Cut(point, ",")
 			fmt.Fprintf(to, `<circle cx="%s" cy="%s" r="3" fill="%s"/>`+"\n", px, py, colour)

@@ -145,6 +145,8 @@ name = "pods"
 carrier = "vxlan:1"
 [departure]
 tolerance_us = 1000000
+[metrics]
+address = "127.0.0.1:9465"
 TOML
 
 if [ -n "${TAKT_RATE:-}" ] && [ $node = node-2 ]; then

@@ -32,6 +32,10 @@ echo "{config: {cores: $cores, podRequests: warn}, image: {pullPolicy: Never}, d
 export TAKT_SECOND_CHART="$bin/second-chart.yaml"
 TAKT_COLUMNS=$(cd "$here/../../../deploy/kubectl" && pwd)/reservations.columns
 export TAKT_COLUMNS
+# The chart's alerts and dashboards, and a Prometheus to try them with.
+TAKT_MONITORING=$(cd "$here/../../../deploy/helm/takt-node/monitoring" && pwd)
+export TAKT_MONITORING
+[ ! -x "$bin/prometheus" ] || export TAKT_PROMETHEUS="$bin/prometheus"
 # Python programs in pods.
 TAKT_BINDINGS=$(cd "$here/../../../bindings/python" && pwd)
 export TAKT_BINDINGS
