@@ -15,7 +15,7 @@ export GOARCH
 programs=$(mktemp -d)
 trap 'rm -rf "$programs"' EXIT
 for program in takt-node takt-gate takt-cni takt-controller; do
-	(cd "$here/../../kubernetes" && CGO_ENABLED=0 GOOS=linux go build -trimpath -buildvcs=false -ldflags=-s \
+	(cd "$here/../../kubernetes" && CGO_ENABLED=0 GOOS=linux go build -trimpath -buildvcs=false -tags=grpcnotrace -ldflags=-s \
 		-o "$programs/$program" "./cmd/$program")
 done
 "$here/archive.sh" "$output" "$tag" /takt-node "$programs/takt-node" "$programs/takt-gate" "$programs/takt-cni" "$programs/takt-controller"

@@ -48,6 +48,14 @@ func add(args *skel.CmdArgs) (err error) {
 	if err != nil {
 		return err
 	}
+	var node *asked
+	if selected {
+		// While the interface is made, or looked at.
+		if node, err = c.ask(); err != nil {
+			return err
+		}
+		defer node.close()
+	}
 	at := c.attachment(args.ContainerID, args.IfName)
 	unlock, err := at.lock()
 	if err != nil {
@@ -85,7 +93,7 @@ func add(args *skel.CmdArgs) (err error) {
 	}
 	if selected {
 		undo = append(undo, func() error { return c.detach(at) })
-		if err := c.attach(args, at, result); err != nil {
+		if err := c.attach(args, at, result, node); err != nil {
 			if c.Runtime == RuntimeRequired || !isAway(err) {
 				return err
 			}
@@ -99,23 +107,18 @@ func add(args *skel.CmdArgs) (err error) {
 }
 
 // attach gives the pod its place in the network.
-func (c *Config) attach(args *skel.CmdArgs, at attachment, result *types100.Result) error {
+func (c *Config) attach(args *skel.CmdArgs, at attachment, result *types100.Result, node *asked) error {
 	of, device, err := endpoint(args.Netns, args.IfName, result)
 	if err != nil {
 		return err
 	}
-	runtime, err := c.taktd()
-	if err != nil {
-		return err
-	}
-	defer runtime.close()
-	if err := runtime.network(c); err != nil {
+	if err := <-node.answer; err != nil {
 		return err
 	}
 	if err := at.create(c.Name, name(args), device); err != nil {
 		return err
 	}
-	return runtime.set(c.listener(at, identity(args), of))
+	return node.set(c.listener(at, identity(args), of))
 }
 
 // detach takes the pod out of the network. Nothing there is as good.

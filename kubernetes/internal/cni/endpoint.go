@@ -31,7 +31,7 @@ func endpoint(path, ifname string, result *types100.Result) (of *adminv1.Endpoin
 	if err := unix.Fstatfs(int(namespace), &kind); err != nil || kind.Type != unix.NSFS_MAGIC {
 		return nil, "", types.NewError(types.ErrInvalidNetNS, path+" is no network namespace", "")
 	}
-	handle, err := netlink.NewHandleAt(namespace)
+	handle, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, "", failure("cannot ask the kernel about the pod's interfaces", err)
 	}

@@ -51,6 +51,22 @@ func (c *Config) taktd() (*taktd, error) {
 	return &taktd{c.AdminSocket, connection, adminv1.NewAdminClient(connection)}, nil
 }
 
+// asked is the node's runtime, and its answer whether it has the network, which comes once.
+type asked struct {
+	*taktd
+	answer <-chan error
+}
+
+func (c *Config) ask() (*asked, error) {
+	runtime, err := c.taktd()
+	if err != nil {
+		return nil, err
+	}
+	answer := make(chan error, 1)
+	go func() { answer <- runtime.network(c) }()
+	return &asked{runtime, answer}, nil
+}
+
 func (t *taktd) close() { t.connection.Close() }
 
 // told is an error of the admin API as one of CNI.

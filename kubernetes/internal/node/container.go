@@ -197,7 +197,7 @@ func (n *Node) enforce(ctx context.Context, c *container, pid int) error {
 		return nil
 	}()
 	if err != nil {
-		n.metrics.failures.WithLabelValues("enforce").Inc()
+		n.metrics.failed(atEnforce)
 		if !errors.Is(err, enforce.ErrGone) {
 			n.tell(c.pod, reasonRefused, "container "+c.name, err)
 			n.report(c, denied(reasonRefused, err))
@@ -312,7 +312,7 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 		return
 	case err != nil:
 		klog.FromContext(ctx).Error(err, "Cannot look at a container, trying again", "container", c.name, "pod", klog.KRef(c.pod.Namespace, c.pod.Name))
-		n.metrics.failures.WithLabelValues("refresh").Inc()
+		n.metrics.failed(atRefresh)
 		return
 	}
 	changed, narrowed, starting := false, "", false
@@ -391,7 +391,7 @@ func (n *Node) countRestored(ctx context.Context, state enforce.State) {
 // lose ends a container that the kernel no longer gives its reservation. Call with c.mu held.
 func (n *Node) lose(ctx context.Context, c *container, why error) {
 	klog.FromContext(ctx).Error(why, "Ending a container without its reservation", "container", c.name, "pod", klog.KRef(c.pod.Namespace, c.pod.Name))
-	n.metrics.failures.WithLabelValues("lost").Inc()
+	n.metrics.failed(atLost)
 	n.tell(c.pod, reasonLost, "container "+c.name+" is ended", why)
 	n.report(c, denied(reasonLost, why))
 	n.release(ctx, c)
@@ -411,7 +411,7 @@ func (n *Node) release(ctx context.Context, c *container) {
 	}
 	if err := c.enforcement.Release(); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot give a reservation back", "container", c.name, "pod", klog.KRef(c.pod.Namespace, c.pod.Name))
-		n.metrics.failures.WithLabelValues("release").Inc()
+		n.metrics.failed(atRelease)
 	}
 	c.enforcement = nil
 	if file := n.memory(c.id); file != "" {

@@ -30,7 +30,7 @@ func (n *Node) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.
 		n.metrics.prepare.Observe(time.Since(began).Seconds())
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Refused a claim", "claim", klog.KObj(claim))
-			n.metrics.failures.WithLabelValues("prepare").Inc()
+			n.metrics.failed(atPrepare)
 			for _, pod := range record.Pods {
 				n.tell(pod, reasonRefused, "reservation "+claim.Name, err)
 			}
@@ -196,7 +196,7 @@ func (n *Node) UnprepareResourceClaims(ctx context.Context, claims []kubeletplug
 		n.metrics.release.Observe(time.Since(began).Seconds())
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot give a claim back", "claim", klog.KRef(claim.Namespace, claim.Name))
-			n.metrics.failures.WithLabelValues("unprepare").Inc()
+			n.metrics.failed(atUnprepare)
 		}
 		results[claim.UID] = err
 	}

@@ -69,6 +69,30 @@ var (
 	claimRevived   = prometheus.NewDesc("takt_reservation_revived_total", "Threads that the kernel had stopped running and that got their reservation anew.", ofClaim, nil)
 )
 
+// place is where something goes wrong.
+type place string
+
+const (
+	atAsk       = place("ask")
+	atCreate    = place("create")
+	atEnforce   = place("enforce")
+	atLost      = place("lost")
+	atNri       = place("nri")
+	atPrepare   = place("prepare")
+	atPublish   = place("publish")
+	atReclaim   = place("reclaim")
+	atRefresh   = place("refresh")
+	atRelease   = place("release")
+	atStatus    = place("status")
+	atUnprepare = place("unprepare")
+	atVeth      = place("veth")
+)
+
+// places are all of them: what has not failed yet is told as 0, so that the first failure is an increase.
+var places = []place{atAsk, atCreate, atEnforce, atLost, atNri, atPrepare, atPublish, atReclaim, atRefresh, atRelease, atStatus, atUnprepare, atVeth}
+
+func (m *metrics) failed(at place) { m.failures.WithLabelValues(string(at)).Inc() }
+
 func newMetrics(n *Node) *metrics {
 	buckets := prometheus.ExponentialBuckets(0.0001, 2, 16)
 	histogram := func(name, help string) prometheus.Histogram {
@@ -86,6 +110,9 @@ func newMetrics(n *Node) *metrics {
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "takt_node_failures_total", Help: "What went wrong, by where.",
 		}, []string{"where"}),
+	}
+	for _, at := range places {
+		m.failures.WithLabelValues(string(at))
 	}
 	m.registry.MustRegister(m.prepare, m.release, m.hooks, m.enforce, m.failures, m)
 	return m

@@ -201,7 +201,7 @@ func (d *networks) PrepareResourceClaims(ctx context.Context, claims []*resource
 		prepared, timed, err := d.prepare(ctx, claim, served, asked)
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Refused a claim", "claim", klog.KObj(claim))
-			d.n.metrics.failures.WithLabelValues("prepare").Inc()
+			d.n.metrics.failed(atPrepare)
 			reason := reasonNetwork
 			if timed != nil {
 				reason = reasonGateRefused
@@ -253,7 +253,7 @@ func (d *networks) UnprepareResourceClaims(ctx context.Context, claims []kubelet
 		err := d.n.gates.release(ctx, claim.UID)
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot give a claim back", "claim", klog.KRef(claim.Namespace, claim.Name))
-			d.n.metrics.failures.WithLabelValues("unprepare").Inc()
+			d.n.metrics.failed(atUnprepare)
 		}
 		results[claim.UID] = err
 	}

@@ -350,7 +350,7 @@ func deviceOrder(pool resourceslice.Pool) []string {
 // as if it did.
 func (n *Node) HandleError(ctx context.Context, err error, msg string) {
 	klog.FromContext(ctx).Error(err, msg)
-	n.metrics.failures.WithLabelValues("publish").Inc()
+	n.metrics.failed(atPublish)
 	if errors.Is(err, kubeletplugin.ErrRecoverable) {
 		return
 	}

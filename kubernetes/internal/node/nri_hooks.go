@@ -56,7 +56,7 @@ func (n *Node) runNRI(ctx context.Context) error {
 			return nil
 		}
 		logger.Error(err, "The container runtime is not there, calling again", "socket", n.config.NRISocket)
-		n.metrics.failures.WithLabelValues("nri").Inc()
+		n.metrics.failed(atNri)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -209,7 +209,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 	defer n.metrics.hook("CreateContainer")()
 	adjustment := &api.ContainerAdjustment{}
 	if err := n.connect(ctx, sandbox, ctr, adjustment); err != nil {
-		n.metrics.failures.WithLabelValues("create").Inc()
+		n.metrics.failed(atCreate)
 		n.tell(pod, reasonNetwork, "container "+ctr.GetName(), err)
 		return nil, nil, err
 	}
@@ -219,7 +219,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 	}
 	c, err := n.admit(ctx, pod, ctr, true)
 	if err != nil {
-		n.metrics.failures.WithLabelValues("create").Inc()
+		n.metrics.failed(atCreate)
 		n.tell(pod, reasonRefused, "container "+ctr.GetName(), err)
 		return nil, nil, err
 	}
@@ -236,7 +236,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 		if strings.Contains(path, ":") {
 			err := refuse(codeUnsupported, "the container runtime has systemd make its cgroups (%s), and backend %s places containers itself: use the driver cgroupfs on this node, or backend %s",
 				path, n.backend.Name(), enforce.DeadlineName)
-			n.metrics.failures.WithLabelValues("create").Inc()
+			n.metrics.failed(atCreate)
 			n.tell(pod, reasonRefused, "container "+ctr.GetName(), err)
 			return nil, nil, err
 		}

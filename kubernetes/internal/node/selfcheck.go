@@ -200,7 +200,7 @@ func (n *Node) reclaim(ctx context.Context, domain rootDomain, lost, strangers i
 	err := sched.Rebuild("/")
 	if err != nil && !errors.Is(err, sched.ErrNoRebuild) {
 		klog.FromContext(ctx).Error(err, "Cannot have lost bandwidth back")
-		n.metrics.failures.WithLabelValues("reclaim").Inc()
+		n.metrics.failed(atReclaim)
 	}
 	left := lost
 	if err == nil {

@@ -172,7 +172,7 @@ func (a asker) Ask(process, inner int) (grant enforce.Grant, err error) {
 		return err
 	})
 	if errors.Is(err, enforce.ErrRefused) {
-		a.n.metrics.failures.WithLabelValues("ask").Inc()
+		a.n.metrics.failed(atAsk)
 	}
 	return grant, err
 }

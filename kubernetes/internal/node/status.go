@@ -152,7 +152,7 @@ func (w *statusWriter) run(ctx context.Context) {
 				continue
 			}
 			klog.FromContext(ctx).Error(err, "Cannot write a claim's status", "claim", klog.KRef(status.record.Namespace, status.record.Name))
-			w.n.metrics.failures.WithLabelValues("status").Inc()
+			w.n.metrics.failed(atStatus)
 			w.again(status, time.Now())
 		}
 		select {

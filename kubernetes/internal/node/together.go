@@ -44,7 +44,7 @@ func (u *undoing) done(ctx context.Context) {
 	for _, r := range u.refused {
 		if err := u.n.giveBack(ctx, r, u.driver); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot give back what a refused pod holds", "pod", klog.KRef(r.pod.Namespace, r.pod.Name))
-			u.n.metrics.failures.WithLabelValues("unprepare").Inc()
+			u.n.metrics.failed(atUnprepare)
 		}
 	}
 }

@@ -267,7 +267,7 @@ func (a *veth) run(ctx context.Context) {
 			return
 		}
 		logger.Error(err, "Launch times are not taken at the pod's veth, trying again", "after", pause)
-		a.set.n.metrics.failures.WithLabelValues("veth").Inc()
+		a.set.n.metrics.failed(atVeth)
 		a.is(err)
 		select {
 		case <-ctx.Done():
