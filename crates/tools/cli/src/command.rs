@@ -6,9 +6,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    balance, bench, capture, clock, completions, daemon, datapaths, demo, doctor, guest, key, lab,
-    listener, manual, monitor, network, peer, preload, publish, reload, reserve, schedule, session,
-    simulate, stamp, status, stream, subscribe, top, topic, veth,
+    balance, bench, capture, clock, completions, daemon, datapaths, demo, doctor, guest, key, kube,
+    lab, listener, manual, monitor, network, peer, preload, publish, reload, reserve, schedule,
+    session, simulate, stamp, status, stream, subscribe, top, topic, veth,
 };
 
 const HELP: &str = "\
@@ -85,6 +85,8 @@ pub enum Command {
     /// Take launch times of programs that cannot be preloaded
     Veth(veth::Veth),
     Guest(guest::Guest),
+    /// Show the time-sensitive pods of a Kubernetes cluster, as `kubectl takt` does
+    Kube(kube::Kube),
     /// Check, show, convert and compare schedules in files
     Schedule(schedule::Schedule),
     /// Find, check and ask for CPU reservations
@@ -143,6 +145,7 @@ impl Command {
             Self::Preload(preload) => preload.run(),
             Self::Veth(veth) => veth.run(),
             Self::Guest(guest) => guest.run(),
+            Self::Kube(kube) => kube.run(),
             Self::Schedule(schedule) => return schedule.run(),
             Self::Reserve(reserve) => reserve.run(),
             Self::Monitor(monitor) => monitor.run(),

@@ -20,6 +20,7 @@ mod doctor;
 mod failure;
 mod guest;
 mod key;
+mod kube;
 mod lab;
 mod listener;
 mod manual;

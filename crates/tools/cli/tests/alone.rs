@@ -5,8 +5,8 @@ mod support;
 use std::io::{BufRead, BufReader};
 
 use rustix::process::Signal;
-use support::{Running, User};
-use takt_testing::until_true;
+use support::{Ran, Running, User, takt};
+use takt_testing::{Directory, until_true};
 
 const USER: u32 = 65_533;
 const OTHER: u32 = 65_532;
@@ -131,4 +131,23 @@ fn a_user_runs_a_node_and_everything_finds_it() {
     assert_eq!(sub.end().out, "hello\n");
     node.signal(Signal::TERM);
     assert_eq!(node.end().code, Some(0));
+}
+
+#[test]
+fn the_plugin_of_kubectl_is_run_as_it_is() {
+    let directory = Directory::new();
+    let plugin = directory.join("kubectl-takt");
+    std::fs::write(&plugin, "#!/bin/sh\nprintf %s: \"$@\"\nexit 3\n").expect("a file");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&plugin, mode).expect("an executable");
+    let run = |path: &str| -> Ran {
+        let mut command = takt(&["kube", "-n", "factory", "-o", "json", "-help"]);
+        command.env("PATH", path).output().expect("takt").into()
+    };
+    let ran = run(&format!("{}:/usr/bin:/bin", directory.path().display()));
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert_eq!(ran.out, "-n:factory:-o:json:-help:");
+    let ran = run("/nowhere");
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("make -C kubernetes build"), "{ran:?}");
 }
