@@ -424,6 +424,7 @@ fn every_key_is_read() {
             frame_size: 1400,
             peers: 11,
             receive_buffer: 1 << 20,
+            class_buffers: true,
             send_buffer: 2 << 20,
             segmentation: false,
         }
