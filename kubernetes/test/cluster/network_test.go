@@ -145,14 +145,7 @@ func TestATimeSensitivePodHasItsDatagramsSentAtTheirLaunchTimes(t *testing.T) {
 		t.Errorf("taktd has sent %d for %d pods", sent, listeners)
 	}
 	// A taktd that was killed serves the pod again.
-	number, err := os.ReadFile(filepath.Join(dir, "taktd.pid"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	process, err := strconv.Atoi(strings.TrimSpace(string(number)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	process := taktdOf("node-1")
 	if err := syscall.Kill(process, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

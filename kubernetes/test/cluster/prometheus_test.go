@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -176,14 +175,7 @@ func TestATimeSensitivePodIsSeenByPrometheus(t *testing.T) {
 		}
 	}
 	// What goes wrong is seen: the runtime's end.
-	number, err := os.ReadFile(filepath.Join(dir, "taktd.pid"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	process, err := strconv.Atoi(strings.TrimSpace(string(number)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	process := taktdOf("node-1")
 	if err := syscall.Kill(process, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}

@@ -1,8 +1,8 @@
 //! The datapath over kernel UDP sockets: works everywhere, needs no privilege.
 //!
-//! A port is a nonblocking socket, and a second one that receives what is marked with a traffic class. What the kernel offers to spare system calls and passes through its
-//! network stack is used: trains of datagrams (UDP GSO and GRO) and many messages by one call. Datagrams
-//! are not fragmented, but for those that were cut for a longer route: a port tells how much each peer's route carries. Each is marked with its traffic
+//! A port is a nonblocking socket, and a second one that receives what is marked with a traffic class. What the
+//! kernel offers to spare system calls and passes through its network stack is used: trains of datagrams (UDP GSO and
+//! GRO) and many messages by one call. Datagrams are not fragmented, but for those that were cut for a longer route: a port tells how much each peer's route carries. Each is marked with its traffic
 //! class, and where an interface has a queueing discipline that keeps launch times (`etf`), it is given them.
 //! Whole frames of others leave by packet sockets, one for each interface. Not for bypassing the kernel. Source: naaas-thesis-2024, section 5.1.3 (the plugin layer).
 

@@ -112,17 +112,7 @@ impl Socket {
             len: program.len() as u16,
             filter: program.as_mut_ptr(),
         };
-        // SAFETY: pointer and length describe `program`, which outlives the call, as do the instructions it points to.
-        check(unsafe {
-            libc::setsockopt(
-                self.raw(),
-                libc::SOL_SOCKET,
-                libc::SO_ATTACH_REUSEPORT_CBPF,
-                (&raw const program).cast(),
-                mem::size_of_val(&program) as libc::socklen_t,
-            )
-        })
-        .map(drop)
+        self.set_value(libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &program)
     }
 
     fn local(&self) -> io::Result<SocketAddr> {
@@ -220,17 +210,7 @@ impl Socket {
             clockid: libc::CLOCK_TAI,
             flags: libc::SOF_TXTIME_REPORT_ERRORS,
         };
-        // SAFETY: pointer and length describe `value`, which outlives the call.
-        check(unsafe {
-            libc::setsockopt(
-                self.raw(),
-                libc::SOL_SOCKET,
-                libc::SO_TXTIME,
-                (&raw const value).cast(),
-                mem::size_of_val(&value) as libc::socklen_t,
-            )
-        })
-        .map(drop)
+        self.set_value(libc::SOL_SOCKET, libc::SO_TXTIME, &value)
     }
 
     /// Whether the kernel splits one long send into datagrams (UDP GSO, Linux 4.18).
@@ -296,14 +276,19 @@ impl Socket {
     }
 
     fn set(&self, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-        // SAFETY: pointer and length describe `value`, which outlives the call.
+        self.set_value(level, option, &value)
+    }
+
+    /// Of an option whose value is no integer, and may point to what outlives the call.
+    fn set_value<T>(&self, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+        // SAFETY: pointer and length describe `value`, which outlives the call, as does what it points to.
         check(unsafe {
             libc::setsockopt(
                 self.raw(),
                 level,
                 option,
-                (&raw const value).cast(),
-                mem::size_of_val(&value) as libc::socklen_t,
+                std::ptr::from_ref(value).cast(),
+                mem::size_of_val(value) as libc::socklen_t,
             )
         })
         .map(drop)
