@@ -257,6 +257,54 @@ func TestAReleaseForOtherNodesSharesTheDeviceClass(t *testing.T) {
 	until(t, "the first release goes on", func() bool { return holders(guests()["one"], reserved) == 1 })
 }
 
+// Two nodes on one machine, of which each gives a core of its own, by a release of its own.
+func TestEachNodeGivesItsCore(t *testing.T) {
+	if os.Getenv("TAKT_EACH") == "" {
+		t.Skip("a cluster of its own: make test-cluster-nodes")
+	}
+	kubectl(t, "apply", "-f", os.Getenv("TAKT_SECOND_CHART"))
+	kubectl(t, "-n", "kube-system", "rollout", "status", "daemonset/takt-node-other", "--timeout=2m")
+	place := func(name string) string {
+		p, err := client.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.Spec.NodeName
+	}
+	half := `"runtime":"12ms","period":"20ms"`
+	has := func(name string) {
+		t.Helper()
+		pid := running(t, name)
+		until(t, name+" is under its reservation", func() bool {
+			attr, err := sched.Get(pid)
+			return err == nil && attr.Runtime == 12_000_000
+		})
+	}
+	nodes := map[string]string{}
+	for _, name := range []string{"one", "two"} {
+		create(t, claim(name, 1, 600_000, half), pod(name, name, "idle"))
+		has(name)
+		nodes[place(name)] = name
+	}
+	if nodes["node-1"] == "" || nodes["node-2"] == "" {
+		t.Fatalf("each node has room for one of both: %v", nodes)
+	}
+	// There is no room for two cores of one node, nor for a third of this size, until one has gone: then where that was.
+	create(t, claim("wide", 2, 100_000, twoInTwenty), pod("wide", "wide", "idle"))
+	create(t, claim("three", 1, 600_000, half), pod("three", "three", "idle"))
+	for _, name := range []string{"wide", "three"} {
+		until(t, name+" is found not to fit", func() bool { return unschedulable(name) })
+	}
+	remove(t, nodes["node-2"], nodes["node-2"])
+	has("three")
+	if at := place("three"); at != "node-2" {
+		t.Errorf("the third pod is on %s", at)
+	}
+	if !unschedulable("wide") {
+		t.Error("a claim for two cores has been given those of two nodes")
+	}
+}
+
 // With the static CPU manager, which the other tests are not run with.
 func TestAPodWithExclusiveCPUsDoesNotConfineReservations(t *testing.T) {
 	if !strings.Contains(os.Getenv("TAKT_KUBELET"), "cpuManagerPolicy: static") {

@@ -46,8 +46,14 @@ while True:
     listener.recv(64)
 `
 
-// passed are datagrams on the wire, by their launch times.
+// timeSensitive are the annotations of a talker that is told what cannot be sent at its time.
+var timeSensitive = map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}
+
+// passed are the datagrams of a steady talker on the wire, by their launch times.
 type passed struct {
+	// base is the launch time of the first.
+	base int64
+
 	lock sync.Mutex
 	seen map[int64]bool
 	// latest is the launch time of the newest.
@@ -69,11 +75,11 @@ func (p *passed) enter(launch, late int64) {
 }
 
 // between is what became of the launches of a stretch of time: how many have not passed, and the longest time without any.
-func (p *passed) between(base, from, to int64) (missing int, gap time.Duration) {
+func (p *passed) between(from, to int64) (missing int, gap time.Duration) {
 	p.lock.Lock()
 	defer p.lock.Unlock()
 	run := 0
-	for launch := base + (from-base+beat-1)/beat*beat; launch < to; launch += beat {
+	for launch := p.base + (from-p.base+beat-1)/beat*beat; launch < to; launch += beat {
 		if p.seen[launch] {
 			run = 0
 			continue
@@ -89,6 +95,47 @@ func (p *passed) newest() int64 {
 	p.lock.Lock()
 	defer p.lock.Unlock()
 	return p.latest
+}
+
+// steadily has a pod on node-1 send to one on node-2, whose address it returns, until the test's end.
+func steadily(t *testing.T) (*passed, string) {
+	t.Helper()
+	create(t, on("node-2", python("listener", map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "off"}, discarding)))
+	says(t, "listener", "listening")
+	address := addressOf(t, "listener")
+	until(t, "the listener is known on the other node", func() bool { return len(placed(t, "node-1", address)) == 1 })
+	p := &passed{seen: map[int64]bool{}}
+	cable, stop := watchWire(t), make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() { cable.each(t, stop, p.enter) })
+	t.Cleanup(func() {
+		close(stop)
+		watching.Wait()
+	})
+	create(t, on("node-1", python("talker", timeSensitive, steady, address)))
+	base, err := strconv.ParseInt(strings.Fields(says(t, "talker", "begins"))[1], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.base = base
+	return p, address
+}
+
+// flows waits until what is launched from now on passes.
+func (p *passed) flows(t *testing.T, what string) {
+	t.Helper()
+	since := tai(t)
+	until(t, what, func() bool { return p.newest() > since })
+}
+
+// wasRight fails the test if one was sent before its time, or twice.
+func (p *passed) wasRight(t *testing.T) {
+	t.Helper()
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	if p.early > 0 || p.twice > 0 {
+		t.Errorf("%d datagrams were on the wire before their launch times, %d twice", p.early, p.twice)
+	}
 }
 
 func tai(t *testing.T) int64 {
@@ -111,29 +158,8 @@ func processAt(node, program string) int {
 func TestTwoNodesSendOnWhileTheirPartsAreKilled(t *testing.T) {
 	of := taktObjects(t)
 	served(t, of)
-	annotations := map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}
-	listener := on("node-2", python("listener", map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "off"}, discarding))
-	create(t, listener)
-	says(t, "listener", "listening")
-	address := addressOf(t, "listener")
-	until(t, "the listener is known on the other node", func() bool { return len(placed(t, "node-1", address)) == 1 })
-	wire := &passed{seen: map[int64]bool{}}
-	cable, stop := watchWire(t), make(chan struct{})
-	var watching sync.WaitGroup
-	watching.Go(func() { cable.each(t, stop, wire.enter) })
-	defer watching.Wait()
-	defer close(stop)
-	create(t, on("node-1", python("talker", annotations, steady, address)))
-	base, err := strconv.ParseInt(strings.Fields(says(t, "talker", "begins"))[1], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	flows := func(what string) {
-		t.Helper()
-		since := tai(t)
-		until(t, what, func() bool { return wire.newest() > since })
-	}
-	flows("datagrams pass")
+	wire, address := steadily(t)
+	wire.flows(t, "datagrams pass")
 
 	ready := func(path string) func() bool {
 		return func() bool { return exec.Command("kube", "kubectl", "get", "--raw", path).Run() == nil }
@@ -194,22 +220,20 @@ func TestTwoNodesSendOnWhileTheirPartsAreKilled(t *testing.T) {
 		}
 		until(t, part.name+" serves again", func() bool { now := part.pid(); return now > 1 && now != pid && part.serves() })
 		again := time.Since(began)
-		flows("datagrams pass after it")
+		wire.flows(t, "datagrams pass after it")
 		// They leave in the order of their launch times: what has not passed when a later one has does not any more.
 		end := tai(t)
 		until(t, "later ones have passed", func() bool { return wire.newest() > end })
-		missing, gap := wire.between(base, killed, end)
+		missing, gap := wire.between(killed, end)
 		table += fmt.Sprintf("%-30s %12.1f s %16s %13.2f s\n", part.name, again.Seconds(), fmt.Sprintf("%d of %d", missing, (end-killed)/beat), gap.Seconds())
 		if missing > 0 && !part.carries {
 			t.Errorf("%s is killed: %d datagrams of a pod that runs have not been sent", part.name, missing)
 		}
 	}
-	if wire.early > 0 || wire.twice > 0 {
-		t.Errorf("%d datagrams were on the wire before their launch times, %d twice", wire.early, wire.twice)
-	}
+	wire.wasRight(t)
 	t.Logf("a datagram every 10 ms while parts are killed:\n%s", table)
 	// New pods are served as before.
-	create(t, on("node-1", python("late", annotations, talking, address)))
+	create(t, on("node-1", python("late", timeSensitive, talking, address)))
 	if line := says(t, "late", "sent by"); line != "sent by user 65534" {
 		t.Error(line)
 	}

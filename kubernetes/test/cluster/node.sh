@@ -255,7 +255,7 @@ kubelet() { keep kubelet kube kubelet --config kubelet.yaml --kubeconfig kubelet
 
 if [ $node = node-2 ]; then
 	keep containerd containerd -c containerd.toml
-	keep taktd "$TAKT_TAKTD" --config taktd.toml
+	[ -z "${TAKT_TAKTD:-}" ] || keep taktd "$TAKT_TAKTD" --config taktd.toml
 	import
 	kubelet
 	exec sleep infinity

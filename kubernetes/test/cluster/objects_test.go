@@ -303,7 +303,7 @@ while True:
 func TestTwoNodesSendAtLaunchTimesToPodsOfOthersAndFollowThem(t *testing.T) {
 	of := taktObjects(t)
 	served(t, of)
-	annotations := map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}
+	annotations := timeSensitive
 	receives := map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "off"}
 	exchange := func(talker func(address string) *corev1.Pod, from, to string) {
 		t.Helper()
@@ -476,6 +476,11 @@ func TestTwoNodesHaveAScheduleBothOrNeither(t *testing.T) {
 			return err == nil
 		})
 	}
+	// Meanwhile a pod sends: whatever schedules come, change, are rolled back and go, all its datagrams leave, at their times or later.
+	served(t, of)
+	wire, _ := steadily(t)
+	wire.flows(t, "datagrams pass")
+	from := tai(t)
 	made := &network.GateSchedule{ObjectMeta: metav1.ObjectMeta{Name: "line"}}
 	made.Spec.Datapath, made.Spec.Rate, made.Spec.CycleTime, made.Spec.Entries = "udp", 1_000_000_000, 2_000_000, entries(2)
 	if _, err := of.Schedules.Create(ctx, made, metav1.CreateOptions{}); err != nil {
@@ -534,4 +539,10 @@ func TestTwoNodesHaveAScheduleBothOrNeither(t *testing.T) {
 	if out, err := exec.Command("kube", "kubectl", "get", "tnodes,gates,tnets").CombinedOutput(); err == nil {
 		t.Logf("%s", out)
 	}
+	to := tai(t)
+	wire.flows(t, "datagrams pass at the end")
+	if missing, gap := wire.between(from, to); missing > 0 {
+		t.Errorf("of %d datagrams %d have not been sent while schedules changed, for %v at most", (to-from)/beat, missing, gap)
+	}
+	wire.wasRight(t)
 }

@@ -22,12 +22,17 @@ network=
 objects=
 [ "${TAKT_NODES:-1}" = 1 ] || { objects=", objects: true" cores=${TAKT_CORES:-none}; }
 [ -z "${TAKT_TAKTD:-}" ] || network=", network: {enabled: true, preload: $preload, library: $TAKT_BUILT/libtakt.so, takt: $TAKT_BUILT/takt$objects}"
-echo "{config: {cores: $cores, backend: $TAKT_BACKEND, podRequests: warn}, image: {pullPolicy: Never}$network}" >"$bin/values.yaml"
+# Two nodes of which each gives a core of its own have a release each.
+where= second="nodeSelector: {pool: other}" seconds=all
+if [ -n "${TAKT_EACH:-}" ]; then
+	cores='"0"' where=", nodeSelector: {kubernetes.io/hostname: node-1}"
+	seconds='"1"' second="nodeSelector: {kubernetes.io/hostname: node-2}"
+fi
+echo "{config: {cores: $cores, backend: $TAKT_BACKEND, podRequests: warn}, image: {pullPolicy: Never}$network$where}" >"$bin/values.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/values.yaml" kube-system >"$bin/chart.yaml")
 [ -z "$objects" ] || cat "$here"/../../../deploy/helm/takt-node/crds/*.yaml >>"$bin/chart.yaml"
 # A release for other nodes, which shares the device class.
-[ "$cores" != none ] || cores=all
-echo "{config: {cores: $cores, podRequests: warn}, image: {pullPolicy: Never}, deviceClass: {create: false}, nodeSelector: {pool: other}}" >"$bin/second.yaml"
+echo "{config: {cores: $seconds, backend: $TAKT_BACKEND, podRequests: warn}, image: {pullPolicy: Never}, deviceClass: {create: false}, $second}" >"$bin/second.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/second.yaml" kube-system takt-node-other >"$bin/second-chart.yaml")
 export TAKT_SECOND_CHART="$bin/second-chart.yaml"
 TAKT_COLUMNS=$(cd "$here/../../../deploy/kubectl" && pwd)/reservations.columns

@@ -10,7 +10,7 @@
 pub mod listener;
 pub mod load;
 pub mod run;
-mod sys;
+pub(crate) mod sys;
 pub mod talker;
 pub mod tenants;
 

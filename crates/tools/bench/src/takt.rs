@@ -26,6 +26,7 @@ pub(crate) mod daemon;
 pub mod departures;
 pub mod frames;
 pub mod local;
+pub mod parts;
 pub(crate) mod process;
 pub mod roam;
 pub mod sinks;

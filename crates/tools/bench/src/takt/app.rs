@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use takt::{Qos, Session};
 use takt_embedded::{Embedded, Settings};
 
-use super::{control, critical, frames, local, topics};
+use super::{control, critical, frames, local, parts, topics};
 use crate::pace::Steady;
 use crate::{application, awake};
 
@@ -40,6 +40,10 @@ pub enum Role {
     CriticalSource,
     /// Count them
     CriticalSink,
+    /// Send a short message with the time in each millisecond, for the parts of its way
+    PartsSource,
+    /// Note the instants of these
+    PartsSink,
     /// Send at full speed until it is ended, whether or not anybody takes it
     Load,
     /// Take that
@@ -179,6 +183,10 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             let sent = critical::send(&session, qos, options.size.max(8), pace)?;
             serde_json::to_string(&sent)?
         }
+        Role::PartsSource => {
+            serde_json::to_string(&parts::send(&session, qos, options.size, options.count)?)?
+        }
+        Role::PartsSink => serde_json::to_string(&parts::receive(&session, qos)?)?,
         Role::Load => match critical::load(&session, qos, options.size, options.bursts)? {},
         Role::LoadSink => match critical::take_load(&session, qos)? {},
         Role::CriticalSink => serde_json::to_string(&critical::count(&session, qos)?)?,

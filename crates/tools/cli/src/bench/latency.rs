@@ -5,7 +5,7 @@ use takt_bench::experiment::{Experiment, Round, Variant};
 use takt_bench::peers::programs::{Programs, System};
 use takt_bench::peers::{Pair, RoundTrips, udp, xdp};
 use takt_bench::takt::{Datapath, Form, Takt};
-use takt_lab::LabConfig;
+use takt_lab::{LabConfig, Wiring};
 
 use super::common::{BenchError, Common, Idle, Measurement, TwoCores, hosts};
 
@@ -21,9 +21,23 @@ pub struct Latency {
     /// Round trips of each run; a tenth more warm up
     #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
+    /// Instead of round trips: where a message's time goes on its way between two applications, by stamps along it, with a
+    /// daemon on each host; at most 5,000 messages, one in each millisecond
+    #[arg(long)]
+    parts: bool,
     #[command(flatten)]
     common: Common,
 }
+
+/// Messages of a run with `--parts`.
+const MOST_PARTS: u32 = 5_000;
+
+const PARTS: &str = "\
+Two hosts in network namespaces, joined by a switch (a bridge), a daemon on each; the near side runs on one core, the far side \
+on another. The near application sends a message in each millisecond, the far one waits in blocking calls. Stamps, all by the \
+machine's CLOCK_TAI: before `emit`; when the sender's lane took the message; when the frame was at the switch (a capture, \
+by the kernel's stamp); when the receiver's lane had it whole (the median that its daemon tells, rounded up by a sixteenth at most); after \
+`consume`. Parts are medians.";
 
 const METHOD: &str = "\
 Two hosts in network namespaces, joined by one veth cable; the near side runs on one core, the far side on \
@@ -38,7 +52,14 @@ impl Latency {
         let cores = TwoCores::choose()?;
         let takt = Takt::this_program()?;
         let (reliable, topics) = (takt.reliable(), takt.topics());
-        let lab = hosts(&LabConfig::default())?;
+        let lab = hosts(&LabConfig {
+            // AF_XDP takes frames before they can be captured: that is done at the switch.
+            wiring: match self.parts {
+                true => Wiring::Bridge,
+                false => Wiring::default(),
+            },
+            ..LabConfig::default()
+        })?;
         let programs = self.common.programs();
         let pair = cores.pair(lab.host(0), lab.host(1));
         let trips = RoundTrips {
@@ -46,6 +67,36 @@ impl Latency {
             warm_up: self.count / 10,
             count: self.count,
         };
+        if self.parts {
+            let count = self.count.min(MOST_PARTS);
+            let mut measurement = Measurement::begin(
+                &self.common,
+                "parts",
+                "Parts of a message's way between two hosts",
+                PARTS,
+            )?;
+            for idle in Idle::BOTH {
+                let _awake = idle.hold()?;
+                let variant = |name: &str, path| {
+                    let takt = &takt;
+                    Variant::new(name, move |_: &Round| {
+                        Ok(takt.parts(path, &pair, self.size, count)?)
+                    })
+                };
+                measurement.run(Experiment {
+                    name: "One way between two hosts".into(),
+                    setting: format!("{} B, {}", self.size, idle.told()),
+                    method: String::new(),
+                    rounds: self.common.rounds,
+                    baseline: None,
+                    variants: vec![
+                        variant("Takt daemon, slow (UDP)", Datapath::Udp),
+                        variant("Takt daemon, fast (AF_XDP)", Datapath::Xdp),
+                    ],
+                })?;
+            }
+            return measurement.finish();
+        }
         let mut measurement =
             Measurement::begin(&self.common, "latency", "Latency between two hosts", METHOD)?;
         for idle in Idle::BOTH {
