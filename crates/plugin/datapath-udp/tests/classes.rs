@@ -118,7 +118,8 @@ fn every_datagram_carries_the_class_selector_of_its_class_and_keeps_its_place() 
 /// A port at this address, with a small receive buffer.
 fn port(bind: &str, segmentation: bool) -> Box<dyn Port> {
     let config = UdpConfig {
-        receive_buffer: 64 << 10,
+        // Room for some hundred, and for tens of what is marked, however much a kernel counts for one.
+        receive_buffer: 256 << 10,
         segmentation,
         ..UdpConfig::default()
     };
