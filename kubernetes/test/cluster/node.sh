@@ -10,9 +10,8 @@
 #
 # The second node has namespaces of its own inside, its files in $TAKT_CLUSTER/node-2, and a cable to the first one: their
 # interfaces wire0 and eth0. Pods of both are then on one Ethernet segment, VXLAN 1 of the kernel. With TAKT_RATE, bit/s, there is
-# a switch between them that sends towards the first node at this rate, what has the upper half of all DSCP values first, as does the
-# second node's kernel, without that, and
-# the second node's taktd sends past its kernel (AF_XDP).
+# a switch between them that sends towards the first node at this rate, what has the upper half of all DSCP values first. The second
+# node's kernel sends at this rate too, from one queue; its taktd sends past it (AF_XDP).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 if [ "${TAKT_CLUSTER_INSIDE:-}" = "" ]; then
