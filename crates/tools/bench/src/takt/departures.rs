@@ -3,7 +3,7 @@
 //!
 //! The runtimes of both hosts are in this process, each with its lane on a core of its own: as a daemon has it
 //! (a thread polls the lane), or embedded (the application drives it while it waits, a thread otherwise). A
-//! [port](Watched) around the datapath's own takes the time of each hand-over to the technology: the instant
+//! port around the datapath's own takes the time of each hand-over to the technology: the instant
 //! that the runtime's own histogram counts, but exactly, and the one that the bare loop ends at.
 
 use std::collections::HashMap;
