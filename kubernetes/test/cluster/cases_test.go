@@ -271,7 +271,7 @@ func TestEachNodeGivesItsCore(t *testing.T) {
 		}
 		return p.Spec.NodeName
 	}
-	half := `"runtime":"12ms","period":"20ms"`
+	most := `"runtime":"12ms","period":"20ms"`
 	has := func(name string) {
 		t.Helper()
 		pid := running(t, name)
@@ -282,7 +282,7 @@ func TestEachNodeGivesItsCore(t *testing.T) {
 	}
 	nodes := map[string]string{}
 	for _, name := range []string{"one", "two"} {
-		create(t, claim(name, 1, 600_000, half), pod(name, name, "idle"))
+		create(t, claim(name, 1, 600_000, most), pod(name, name, "idle"))
 		has(name)
 		nodes[place(name)] = name
 	}
@@ -291,7 +291,7 @@ func TestEachNodeGivesItsCore(t *testing.T) {
 	}
 	// There is no room for two cores of one node, nor for a third of this size, until one has gone: then where that was.
 	create(t, claim("wide", 2, 100_000, twoInTwenty), pod("wide", "wide", "idle"))
-	create(t, claim("three", 1, 600_000, half), pod("three", "three", "idle"))
+	create(t, claim("three", 1, 600_000, most), pod("three", "three", "idle"))
 	for _, name := range []string{"wide", "three"} {
 		until(t, name+" is found not to fit", func() bool { return unschedulable(name) })
 	}

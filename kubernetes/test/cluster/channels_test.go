@@ -39,9 +39,7 @@ with takt.Session() as session, session.stream() as stream, stream.sink(7) as si
 // linked is a pod whose program is linked with libtakt, of which it has the node's.
 func linked(name, script string) *corev1.Pod {
 	p := python(name, map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "off", "takt.dev/library": "on"}, script)
-	bindings := os.Getenv("TAKT_BINDINGS")
-	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "bindings", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: bindings}}})
-	p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "bindings", MountPath: "/bindings", ReadOnly: true})
+	mount(p, "bindings", os.Getenv("TAKT_BINDINGS"), "/bindings")
 	p.Spec.Containers[0].Env = append(p.Spec.Containers[0].Env, corev1.EnvVar{Name: "PYTHONPATH", Value: "/bindings"}, corev1.EnvVar{Name: "PYTHONDONTWRITEBYTECODE", Value: "1"})
 	return p
 }

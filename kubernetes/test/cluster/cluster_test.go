@@ -123,18 +123,23 @@ func claim(name string, cores, ppm int64, fields string) *resourcev1.ResourceCla
 // pod runs the guest under a claim; its name is in its command line.
 func pod(name, claimName, mode string) *corev1.Pod {
 	grace := int64(0)
-	return &corev1.Pod{
+	return claiming(claimName, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
 		Spec: corev1.PodSpec{
 			TerminationGracePeriodSeconds: &grace,
-			ResourceClaims:                []corev1.PodResourceClaim{{Name: "reservation", ResourceClaimName: &claimName}},
 			Containers: []corev1.Container{{
 				Name: "main", Image: "takt.test/guest:1", ImagePullPolicy: corev1.PullNever,
-				Command:   []string{"/guest", mode, name},
-				Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "reservation"}}},
+				Command: []string{"/guest", mode, name},
 			}},
 		},
-	}
+	})
+}
+
+// claiming gives a pod's container what a claim has.
+func claiming(claimName string, p *corev1.Pod) *corev1.Pod {
+	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "reservation", ResourceClaimName: &claimName}}
+	p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "reservation"}}}
+	return p
 }
 
 func create(t *testing.T, objects ...any) {

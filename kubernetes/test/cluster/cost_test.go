@@ -275,6 +275,11 @@ func TestTheCostOfAnAllocation(t *testing.T) {
 	}
 }
 
+// quantile is of sorted values.
+func quantile(sorted []float64, q float64) float64 {
+	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+}
+
 func load() string {
 	text, _ := os.ReadFile("/proc/loadavg")
 	first, _, _ := strings.Cut(string(text), " ")
@@ -294,8 +299,7 @@ func (r costs) table() string {
 		for _, v := range all {
 			sum += v
 		}
-		at := func(q float64) float64 { return all[min(int(q*float64(len(all))), len(all)-1)] }
-		fmt.Fprintf(&text, "%-40s %6d %9.1f %9.1f %9.1f %9.1f\n", name, len(all), sum/float64(len(all)), at(0.5), at(0.9), at(0.99))
+		fmt.Fprintf(&text, "%-40s %6d %9.1f %9.1f %9.1f %9.1f\n", name, len(all), sum/float64(len(all)), quantile(all, 0.5), quantile(all, 0.9), quantile(all, 0.99))
 	}
 	for _, who := range []string{"central controller", "kubelet plugin"} {
 		fmt.Fprintf(&text, "published, %s: %s ms\n", who, strings.Replace(r.Published[who], " ms", "", 1))
@@ -339,4 +343,29 @@ func (r costs) panels() []draw.Panel {
 		panels = append(panels, panel)
 	}
 	return panels
+}
+
+// What a pod's start takes longer if it is time-sensitive. Asserts nothing about time.
+func TestTheStartOfATimeSensitivePod(t *testing.T) {
+	pods, err := strconv.Atoi(os.Getenv("TAKT_BENCH_PODS"))
+	if err != nil || pods < 1 || os.Getenv("TAKT_TAKTD") == "" {
+		t.Skip("a measurement: run make bench-start")
+	}
+	names := []string{"not time-sensitive", "time-sensitive"}
+	took := make([][]float64, 2)
+	for number := range 2 * pods {
+		// In turns, each first once.
+		which := (number + number/2) % 2
+		var annotations map[string]string
+		if which == 1 {
+			annotations = timeSensitive
+		}
+		p := unprivileged(fmt.Sprintf("start-%d", number), "takt.test/guest:1", annotations, "/guest", "idle")
+		took[which] = append(took[which], float64(startTime(t, p))/float64(time.Millisecond))
+		remove(t, p.Name, "")
+	}
+	for which, all := range took {
+		slices.Sort(all)
+		t.Logf("%-20s %4d pods from creation to running: p50 %7.1f ms, p90 %7.1f ms", names[which], len(all), quantile(all, 0.5), quantile(all, 0.9))
+	}
 }

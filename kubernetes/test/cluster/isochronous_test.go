@@ -142,24 +142,14 @@ type isochronous struct {
 func socketProgram(name string, annotations map[string]string, bare bool, words ...string) *corev1.Pod {
 	p := python(name, annotations, "")
 	p.Spec.HostNetwork = bare
-	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "takt", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{
-		Path: filepath.Join(os.Getenv("TAKT_BUILT"), "takt"),
-	}}})
-	main := &p.Spec.Containers[0]
-	main.VolumeMounts = append(main.VolumeMounts, corev1.VolumeMount{Name: "takt", MountPath: "/takt", ReadOnly: true})
-	main.Command = append([]string{"/takt", "bench-socket"}, words...)
+	mount(p, "takt", filepath.Join(os.Getenv("TAKT_BUILT"), "takt"), "/takt")
+	p.Spec.Containers[0].Command = append([]string{"/takt", "bench-socket"}, words...)
 	return p
 }
 
-// cpuTime is a claim for as much of a core as a talker needs that spins, and claiming the pod of that name with it.
+// cpuTime is a claim for as much of a core as a talker needs that spins.
 func cpuTime(name string) *resourcev1.ResourceClaim {
 	return claim(name, 1, 400_000, `"runtime":"400us","period":"1ms"`)
-}
-
-func claiming(p *corev1.Pod) *corev1.Pod {
-	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "reservation", ResourceClaimName: &p.Name}}
-	p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "reservation"}}}
-	return p
 }
 
 // answer waits for a pod's end and reads what it has printed.
@@ -229,11 +219,10 @@ func TestAnIsochronousTalkerInPods(t *testing.T) {
 		names := [2]string{fmt.Sprintf("listener-%d", run), fmt.Sprintf("talker-%d", run)}
 		var talks, listens map[string]string
 		if way.takts {
-			talks = map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}
-			listens = map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "off"}
+			talks, listens = timeSensitive, receiving
 		}
 		count := strconv.Itoa(counted + warmUp)
-		create(t, cpuTime(names[0]), on("node-1", claiming(socketProgram(names[0], listens, way.bare, "listener", "--ordinary", "--at", fmt.Sprint("0.0.0.0:", listenersPort),
+		create(t, cpuTime(names[0]), on("node-1", claiming(names[0], socketProgram(names[0], listens, way.bare, "listener", "--ordinary", "--at", fmt.Sprint("0.0.0.0:", listenersPort),
 			"--count", count, "--warm-up", strconv.Itoa(warmUp), "--wait-seconds", "60"))))
 		running := func(name string) bool {
 			p, err := client.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
@@ -258,7 +247,7 @@ func TestAnIsochronousTalkerInPods(t *testing.T) {
 				}
 			})
 		})
-		create(t, cpuTime(names[1]), on("node-2", claiming(socketProgram(names[1], talks, way.bare, "talker", "--ordinary", "--to", fmt.Sprint(address, ":", listenersPort),
+		create(t, cpuTime(names[1]), on("node-2", claiming(names[1], socketProgram(names[1], talks, way.bare, "talker", "--ordinary", "--to", fmt.Sprint(address, ":", listenersPort),
 			"--size", strconv.Itoa(size), "--count", count, "--mode", way.Mode, "--class", strconv.Itoa(talkersClass)))))
 		var sent struct{ Sent int }
 		answer(t, names[1], &sent)
@@ -361,30 +350,4 @@ func (r isochronous) panels() []draw.Panel {
 		panels = append(panels, medians, spread)
 	}
 	return panels
-}
-
-// What a pod's start takes longer if it is time-sensitive. Asserts nothing about time.
-func TestTheStartOfATimeSensitivePod(t *testing.T) {
-	pods, err := strconv.Atoi(os.Getenv("TAKT_BENCH_PODS"))
-	if err != nil || pods < 1 || os.Getenv("TAKT_TAKTD") == "" {
-		t.Skip("a measurement: run make bench-start")
-	}
-	names := []string{"not time-sensitive", "time-sensitive"}
-	took := make([][]float64, 2)
-	for number := range 2 * pods {
-		// In turns, each first once.
-		which := (number + number/2) % 2
-		var annotations map[string]string
-		if which == 1 {
-			annotations = map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}
-		}
-		p := unprivileged(fmt.Sprintf("start-%d", number), "takt.test/guest:1", annotations, "/guest", "idle")
-		took[which] = append(took[which], float64(startTime(t, p))/float64(time.Millisecond))
-		remove(t, p.Name, "")
-	}
-	for which, all := range took {
-		slices.Sort(all)
-		at := func(q float64) float64 { return all[min(int(q*float64(len(all))), len(all)-1)] }
-		t.Logf("%-20s %4d pods from creation to running: p50 %7.1f ms, p90 %7.1f ms", names[which], len(all), at(0.5), at(0.9))
-	}
 }

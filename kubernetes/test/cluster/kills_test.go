@@ -46,9 +46,6 @@ while True:
     listener.recv(64)
 `
 
-// timeSensitive are the annotations of a talker that is told what cannot be sent at its time.
-var timeSensitive = map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}
-
 // passed are the datagrams of a steady talker on the wire, by their launch times.
 type passed struct {
 	// base is the launch time of the first.
@@ -100,7 +97,7 @@ func (p *passed) newest() int64 {
 // steadily has a pod on node-1 send to one on node-2, whose address it returns, until the test's end.
 func steadily(t *testing.T) (*passed, string) {
 	t.Helper()
-	create(t, on("node-2", python("listener", map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "off"}, discarding)))
+	create(t, on("node-2", python("listener", receiving, discarding)))
 	says(t, "listener", "listening")
 	address := addressOf(t, "listener")
 	until(t, "the listener is known on the other node", func() bool { return len(placed(t, "node-1", address)) == 1 })

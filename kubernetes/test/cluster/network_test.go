@@ -61,6 +61,13 @@ print("sent by user", os.getuid(), flush=True)
 time.sleep(1000000)
 `
 
+// timeSensitive are the annotations of a talker that is told what cannot be sent at its time, receiving those of one that others
+// are to reach.
+var (
+	timeSensitive = map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}
+	receiving     = map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "off"}
+)
+
 // unprivileged is a pod that runs a program of an image without any privilege.
 func unprivileged(name, image string, annotations map[string]string, command ...string) *corev1.Pod {
 	no, yes, user, grace := false, true, int64(65534), int64(0)
@@ -79,13 +86,17 @@ func unprivileged(name, image string, annotations map[string]string, command ...
 	}
 }
 
+// mount gives a pod what the node has at a path.
+func mount(p *corev1.Pod, name, from, to string) {
+	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: from}}})
+	p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: to, ReadOnly: true})
+}
+
 // python is such a pod that runs a script. Its image is the guest's, with the node's own Python.
 func python(name string, annotations map[string]string, script string, args ...string) *corev1.Pod {
 	p := unprivileged(name, "takt.test/guest:1", annotations, append([]string{"/usr/bin/python3", "-c", script}, args...)...)
 	for at, paths := range [][2]string{{"/usr", "/usr"}, {"/usr/lib", "/lib"}, {"/usr/lib64", "/lib64"}} {
-		volume := "v" + strconv.Itoa(at)
-		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: volume, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: paths[0]}}})
-		p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: paths[1], ReadOnly: true})
+		mount(p, "v"+strconv.Itoa(at), paths[0], paths[1])
 	}
 	return p
 }
@@ -130,10 +141,9 @@ func sentBy(t *testing.T) (sent uint64, listeners int) {
 }
 
 func TestATimeSensitivePodHasItsDatagramsSentAtTheirLaunchTimes(t *testing.T) {
-	sensitive := map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}
 	create(t, python("listener", nil, listening))
 	says(t, "listener", "listening")
-	create(t, python("talker", sensitive, talking, addressOf(t, "listener")))
+	create(t, python("talker", timeSensitive, talking, addressOf(t, "listener")))
 	if line := says(t, "talker", "sent by"); line != "sent by user 65534" {
 		t.Error(line)
 	}

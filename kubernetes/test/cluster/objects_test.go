@@ -303,12 +303,10 @@ while True:
 func TestTwoNodesSendAtLaunchTimesToPodsOfOthersAndFollowThem(t *testing.T) {
 	of := taktObjects(t)
 	served(t, of)
-	annotations := timeSensitive
-	receives := map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "off"}
 	exchange := func(talker func(address string) *corev1.Pod, from, to string) {
 		t.Helper()
 		const listener = "listener"
-		create(t, on(to, python(listener, receives, listening)))
+		create(t, on(to, python(listener, receiving, listening)))
 		says(t, listener, "listening")
 		address := addressOf(t, listener)
 		vtep := map[string]string{"node-1": "10.66.0.1", "node-2": "10.66.0.3"}[to]
@@ -344,7 +342,7 @@ func TestTwoNodesSendAtLaunchTimesToPodsOfOthersAndFollowThem(t *testing.T) {
 		remove(t, p.Name, "")
 	}
 	script := func(name string) func(string) *corev1.Pod {
-		return func(address string) *corev1.Pod { return python(name, annotations, talking, address) }
+		return func(address string) *corev1.Pod { return python(name, timeSensitive, talking, address) }
 	}
 	exchange(script("east"), "node-1", "node-2")
 	// The listener moves, there and back: the talkers' nodes know it where it is.
@@ -352,7 +350,7 @@ func TestTwoNodesSendAtLaunchTimesToPodsOfOthersAndFollowThem(t *testing.T) {
 	exchange(script("back"), "node-1", "node-2")
 	// A program of musl, as Alpine's are, in an image of its own.
 	exchange(func(address string) *corev1.Pod {
-		return unprivileged("musl", "takt.test/musl:1", annotations, "/talk", address)
+		return unprivileged("musl", "takt.test/musl:1", timeSensitive, "/talk", address)
 	}, "node-1", "node-2")
 	// A static program in Go: its launch times are taken at its veth.
 	exchange(func(address string) *corev1.Pod {
@@ -360,7 +358,7 @@ func TestTwoNodesSendAtLaunchTimesToPodsOfOthersAndFollowThem(t *testing.T) {
 	}, "node-1", "node-2")
 
 	// Beside a pod that sends as much as it can, in the same class and launched at the same instants.
-	create(t, on("node-1", python("flood", annotations, flooding, "10.67.2.1")))
+	create(t, on("node-1", python("flood", timeSensitive, flooding, "10.67.2.1")))
 	says(t, "flood", "flooding")
 	exchange(script("beside"), "node-1", "node-2")
 	remove(t, "flood", "")
@@ -374,7 +372,7 @@ func TestTwoNodesSendAtLaunchTimesToPodsOfOthersAndFollowThem(t *testing.T) {
 		_, err := client.CoreV1().ServiceAccounts("guests").Get(ctx, "default", metav1.GetOptions{})
 		return err == nil
 	})
-	guest := python("guest", annotations, listening)
+	guest := python("guest", timeSensitive, listening)
 	guest.Namespace = "guests"
 	if _, err := client.CoreV1().Pods("guests").Create(ctx, guest, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

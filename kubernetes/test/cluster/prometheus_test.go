@@ -86,8 +86,7 @@ func TestATimeSensitivePodIsSeenByPrometheus(t *testing.T) {
 	running(t, "watched")
 	create(t, python("listener", nil, listening))
 	says(t, "listener", "listening")
-	sensitive := map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}
-	create(t, python("talker", sensitive, talking, addressOf(t, "listener")))
+	create(t, python("talker", timeSensitive, talking, addressOf(t, "listener")))
 	says(t, "listener", "early")
 	until(t, "Prometheus has seen it", func() bool {
 		number, err := series(`takt_class_sent_total{class="5"} >= 20`)

@@ -49,9 +49,7 @@ impl Socket {
 
     /// Binds and reports the address taken.
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<SocketAddr, OpenError> {
-        let raw = RawAddress::from(address);
-        // SAFETY: pointer and length describe `raw`, which outlives the call.
-        check(unsafe { libc::bind(self.raw(), raw.as_ptr(), raw.length()) }).map_err(|source| {
+        self.bind_to(address).map_err(|source| {
             if source.raw_os_error() == Some(libc::EACCES) {
                 OpenError::Privilege(format!(
                     "binding {address} needs CAP_NET_BIND_SERVICE: grant it with `setcap cap_net_bind_service+ep` \
@@ -67,6 +65,12 @@ impl Socket {
         })
     }
 
+    fn bind_to(&self, address: SocketAddr) -> io::Result<()> {
+        let raw = RawAddress::from(address);
+        // SAFETY: pointer and length describe `raw`, which outlives the call.
+        check(unsafe { libc::bind(self.raw(), raw.as_ptr(), raw.length()) }).map(drop)
+    }
+
     /// A second socket at this one's address, for what is marked with a traffic class above 0: the kernel chooses
     /// between the two by the class selector of each datagram (RFC 2474, section 4.2.2.2).
     ///
@@ -77,9 +81,7 @@ impl Socket {
         for socket in [self, &marked] {
             socket.set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
         }
-        let raw = RawAddress::from(local);
-        // SAFETY: pointer and length describe `raw`, which outlives the call.
-        check(unsafe { libc::bind(marked.raw(), raw.as_ptr(), raw.length()) })?;
+        marked.bind_to(local)?;
         marked.choose_by_class()?;
         Ok(marked)
     }
@@ -128,9 +130,7 @@ impl Socket {
     pub(crate) fn bind_address_only(&self, mut address: SocketAddr) -> io::Result<()> {
         address.set_port(0);
         self.set(libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
-        let raw = RawAddress::from(address);
-        // SAFETY: pointer and length describe `raw`, which outlives the call.
-        check(unsafe { libc::bind(self.raw(), raw.as_ptr(), raw.length()) }).map(drop)
+        self.bind_to(address)
     }
 
     /// Associates with `peer`, which makes the kernel look the route up; `AF_UNSPEC` dissolves the association.

@@ -17,7 +17,7 @@ use crate::application::rendezvous;
 use crate::experiment::Sample;
 use crate::isochronous::sys::{now_ns, sleep_until, tai_offset_ns};
 use crate::peers::Pair;
-use crate::statistics::Latencies;
+use crate::statistics::{Latencies, median};
 
 const CHANNEL: ChannelId = ChannelId(9);
 /// From message to message.
@@ -90,13 +90,6 @@ pub fn receive(session: &Session, qos: Qos) -> Result<Vec<Instants>, Error> {
     }
 }
 
-/// The median in microseconds; instants of two sources may be the wrong way round by a little.
-fn median_us(mut all: Vec<i64>) -> f64 {
-    all.sort_unstable();
-    all.get(all.len() / 2)
-        .map_or(f64::NAN, |ns| *ns as f64 / 1e3)
-}
-
 impl Takt {
     /// The parts of the way of so many messages over a daemon on each side, medians in microseconds; the latencies are of the
     /// whole way.
@@ -123,19 +116,22 @@ impl Takt {
         let _sent: u64 = near.answer(PATIENCE * 2)?;
         let mut all: Vec<Instants> = far.answer(PATIENCE)?;
         all.drain(..all.len().min(WARM_UP as usize));
-        let failed = TaktError::io("read what was captured");
         let offset = tai_offset_ns();
         let mut wire = HashMap::new();
-        let mut read = || -> std::io::Result<()> {
-            while let Some(captured) = capture.take()? {
-                let stamp = captured.datagram().get(HEADERS..HEADERS + 8);
-                if let Some(Ok(stamp)) = stamp.map(<[u8; 8]>::try_from) {
-                    wire.insert(i64::from_le_bytes(stamp), captured.realtime_ns + offset);
-                }
-            }
-            Ok(())
+        let next = || {
+            capture
+                .take()
+                .map_err(TaktError::io("read what was captured"))
         };
-        read().map_err(failed)?;
+        while let Some(captured) = next()? {
+            if let Some(stamp) = captured
+                .datagram()
+                .get(HEADERS..)
+                .and_then(<[u8]>::first_chunk)
+            {
+                wire.insert(i64::from_le_bytes(*stamp), captured.realtime_ns + offset);
+            }
+        }
         let admin = daemon::admin(sides.scratch.path(), pair.far.name());
         let status = self.ask(&["status"], &admin)?;
         let delay_ns = status["node"]["delays"][0]["p50_ns"].as_i64();
@@ -146,30 +142,37 @@ impl Takt {
         })?;
 
         let mut latencies = Latencies::new();
+        // In microseconds; instants of two sources may be the wrong way round by a little.
         let [mut taken, mut sent, mut received, mut consumed] = [const { Vec::new() }; 4];
+        let us = |ns: i64| ns as f64 / 1e3;
         for one in &all {
             latencies.record_ns(one.consumed_ns.saturating_sub(one.emitted_ns).max(0) as u64);
-            taken.push(one.taken_ns - one.emitted_ns);
-            received.push(one.consumed_ns - one.taken_ns);
+            taken.push(us(one.taken_ns - one.emitted_ns));
+            received.push(us(one.consumed_ns - one.taken_ns));
             if let Some(at) = wire.get(&one.emitted_ns) {
-                sent.push(at - one.taken_ns);
-                consumed.push(one.consumed_ns - at);
+                sent.push(us(at - one.taken_ns));
+                consumed.push(us(one.consumed_ns - at));
             }
         }
         let captured = sent.len() as f64;
-        let (sent, received) = (median_us(sent), median_us(received));
-        let whole = delay_ns as f64 / 1e3;
+        let (sent, received, whole) = (median(sent), median(received), us(delay_ns));
         let mut sample = Sample::from(latencies);
         for (name, value) in [
-            ("1 emit to lane µs", median_us(taken)),
+            ("1 emit to lane µs", median(taken)),
             ("2 lane to wire µs", sent),
-            ("3 wire to lane µs", whole - sent),
-            ("4 lane to consume µs", received - whole),
-            ("wire to consume µs", median_us(consumed)),
-            ("messages", all.len() as f64),
-            ("captured", captured),
+            ("3 wire to lane µs", sent.map(|sent| whole - sent)),
+            (
+                "4 lane to consume µs",
+                received.map(|received| received - whole),
+            ),
+            ("wire to consume µs", median(consumed)),
+            ("messages", Some(all.len() as f64)),
+            ("captured", Some(captured)),
         ] {
-            sample.figures.insert(name.to_owned(), value);
+            // What was not seen has no figure.
+            if let Some(value) = value {
+                sample.figures.insert(name.to_owned(), value);
+            }
         }
         Ok(sample)
     }
