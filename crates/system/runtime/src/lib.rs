@@ -28,6 +28,7 @@ mod lane;
 pub mod peering;
 pub mod policing;
 pub mod policy;
+mod slots;
 pub mod status;
 
 pub use config::Config;

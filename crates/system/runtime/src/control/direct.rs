@@ -21,11 +21,12 @@ use super::Control;
 use super::account::Usage;
 use super::listener::FIRST_WITHOUT;
 use super::mapping::is_writable;
-use super::rings::{Direct, MOST_RINGS, Place};
+use super::rings::{Direct, MOST_RINGS, SinkPlace, SourcePlace};
 use super::session::{Endpoint, Finish, Session};
 use crate::ids::SessionId;
 use crate::lane::Command;
 use crate::policy::Trust;
+use crate::slots::{Slot, Slots};
 use crate::status::DirectStatus;
 
 /// A ring that begins has a number below; those that are there end, and have one each then, below the largest.
@@ -43,8 +44,8 @@ const MOST_UNTOLD: usize = 8192;
 /// An endpoint that may have come to have others to share with.
 #[derive(Clone, Copy, Debug)]
 pub enum Arrival {
-    Source(Place),
-    Sink(Place),
+    Source(SourcePlace),
+    Sink(SinkPlace),
 }
 
 /// Whether different users may look like this one.
@@ -52,8 +53,8 @@ fn is_nobody(uid: u32, overflow: u32) -> bool {
     uid == NOBODY || uid == overflow
 }
 
-fn endpoint(list: &[Option<Endpoint>], at: usize) -> Option<&Endpoint> {
-    list.get(at)?.as_ref().filter(|endpoint| !endpoint.closing)
+fn endpoint<S: Slot>(list: &Slots<S, Endpoint>, at: S) -> Option<&Endpoint> {
+    list.get(at).filter(|endpoint| !endpoint.closing)
 }
 
 impl Session {
@@ -96,7 +97,7 @@ impl Control {
         }
     }
 
-    fn pairs_of_source(&self, place: Place) -> Option<Vec<(Place, Place)>> {
+    fn pairs_of_source(&self, place: SourcePlace) -> Option<Vec<(SourcePlace, SinkPlace)>> {
         let session = self.sessions.get(&place.0).filter(|s| s.is_in_domain())?;
         let source = endpoint(&session.sources, place.1)?;
         if !session.gives_rings(source) {
@@ -105,7 +106,7 @@ impl Control {
         let others = self.sessions.values();
         let others = others.filter(|other| Self::is_one_domain(session, other));
         let sinks = others.flat_map(|other| {
-            let sinks = (0..other.sinks.len()).map(|at| (other.id, at));
+            let sinks = other.sinks.places().map(|at| (other.id, at));
             sinks.filter(|(_, at)| {
                 endpoint(&other.sinks, *at).is_some_and(|s| s.takes_rings(source))
             })
@@ -113,13 +114,13 @@ impl Control {
         Some(sinks.map(|sink| (place, sink)).collect())
     }
 
-    fn pairs_of_sink(&self, place: Place) -> Option<Vec<(Place, Place)>> {
+    fn pairs_of_sink(&self, place: SinkPlace) -> Option<Vec<(SourcePlace, SinkPlace)>> {
         let session = self.sessions.get(&place.0).filter(|s| s.is_in_domain())?;
         let sink = endpoint(&session.sinks, place.1)?;
         let others = self.sessions.values();
         let others = others.filter(|other| Self::is_one_domain(session, other));
         let sources = others.flat_map(|other| {
-            let sources = (0..other.sources.len()).map(|at| (other.id, at));
+            let sources = other.sources.places().map(|at| (other.id, at));
             sources.filter(|(_, at)| {
                 endpoint(&other.sources, *at)
                     .is_some_and(|source| sink.takes_rings(source) && other.gives_rings(source))
@@ -136,7 +137,7 @@ impl Control {
     }
 
     /// Makes the ring of a pair, unless it has one.
-    fn connect_pair(&mut self, source: Place, sink: Place) -> Result<(), Failure> {
+    fn connect_pair(&mut self, source: SourcePlace, sink: SinkPlace) -> Result<(), Failure> {
         let refuse = |text: &str| Failure::new(ErrorCode::Limit, text);
         if self.direct.has(source, sink) {
             return Ok(());
@@ -184,7 +185,7 @@ impl Control {
         };
         to.charge.add(&policy, usage)?;
         let told = Reply::DirectSink {
-            sink: sink.1 as u32,
+            sink: sink.1.0 as u32,
             ring: number,
             sender,
             depth: block.depth,
@@ -215,7 +216,7 @@ impl Control {
         };
         self.direct.insert(number, ring);
         let told = Reply::DirectSource {
-            source: source.1 as u32,
+            source: source.1.0 as u32,
             ring: number,
             epoch,
             depth: block.depth,
@@ -239,9 +240,9 @@ impl Control {
         }
     }
 
-    fn endpoint_of_source(&mut self, source: Place) -> Option<&mut Endpoint> {
+    fn endpoint_of_source(&mut self, source: SourcePlace) -> Option<&mut Endpoint> {
         let session = self.sessions.get_mut(&source.0)?;
-        session.sources.get_mut(source.1)?.as_mut()
+        session.sources.get_mut(source.1)
     }
 
     /// A ring is over. `free`: the sink reads none of its messages any more; otherwise it may until its session has gone.
@@ -301,14 +302,14 @@ impl Control {
     }
 
     /// A source is closed. What it has given to sinks they still take.
-    pub(super) fn end_direct_from(&mut self, source: Place) {
+    pub(super) fn end_direct_from(&mut self, source: SourcePlace) {
         self.end_all(self.direct.of_source(source), "the source is closed", false);
         // Its number may be another's soon; its session is still to hear when its sinks are gone.
         self.direct.close_source(source);
     }
 
     /// A sink is closed: it has given everything back, or never will.
-    pub(super) fn end_direct_to(&mut self, sink: Place) {
+    pub(super) fn end_direct_to(&mut self, sink: SinkPlace) {
         self.end_all(self.direct.of_sink(sink), "the sink is closed", true);
     }
 
@@ -386,7 +387,7 @@ impl Control {
             .filter_map(|number| {
                 let ring = self.direct.get(number)?;
                 let session = self.sessions.get(&id)?;
-                let source = session.sources.get(ring.source.1)?.as_ref()?;
+                let source = session.sources.get(ring.source.1)?;
                 Some(DirectStatus {
                     ring: number,
                     channel: source.channel?.0,

@@ -31,9 +31,8 @@ impl Control {
         }
         // What is in the rings of a source that closes is still sent.
         for session in self.sessions.values_mut() {
-            for (at, source) in session.sources.iter_mut().enumerate() {
-                if let Some(source) = source.as_mut().filter(|s| !s.closing) {
-                    source.closing = true;
+            for (at, source) in session.sources.entries_mut() {
+                if !std::mem::replace(&mut source.closing, true) {
                     self.lanes[session.lane].handle.send(Command::CloseSource {
                         session: session.id,
                         source: at,
@@ -51,7 +50,7 @@ impl Control {
             .sessions
             .values()
             .filter(|s| !s.ending || s.leaving_until.is_some())
-            .any(|s| s.sources.iter().any(Option::is_some));
+            .any(|s| !s.sources.is_empty());
         if busy && self.now() < drain.deadline {
             return;
         }

@@ -22,6 +22,7 @@ use crate::ids::SessionId;
 use crate::lane::Command;
 use crate::policing::Policer;
 use crate::policy::{Policy, Rates};
+use crate::slots::Slots;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -334,8 +335,7 @@ impl Control {
     /// its addresses may be another's.
     fn end_senders_of_frames(&mut self, policy: &Arc<Policy>) {
         let sends = |s: &&Session| {
-            Arc::ptr_eq(&s.policy, policy)
-                && s.sources.iter().flatten().any(|e| e.channel.is_none())
+            Arc::ptr_eq(&s.policy, policy) && s.sources.iter().any(|e| e.channel.is_none())
         };
         let senders: Vec<SessionId> = self
             .sessions
@@ -539,9 +539,9 @@ impl Control {
             unplaced: None,
             since: self.now(),
             arena: None,
-            streams: Vec::new(),
-            sources: Vec::new(),
-            sinks: Vec::new(),
+            streams: Slots::default(),
+            sources: Slots::default(),
+            sinks: Slots::default(),
             counters: Arc::default(),
             ending: false,
             finish: Finish::No,

@@ -14,6 +14,7 @@ use super::{Control, Token};
 use crate::ids::SessionId;
 use crate::lane::Command;
 use crate::policy::Mapping;
+use crate::slots::StreamSlot;
 
 /// Sessions that are mapped anew before others are served.
 const SESSIONS_IN_TURN: usize = 16;
@@ -206,8 +207,7 @@ impl Control {
         let tenant = &session.policy.identity;
         let [choice, explicit] = [false, true].map(|explicit| self.choice(&[lane], explicit));
         let mut moves = Vec::new();
-        for (number, stream) in session.streams.iter().enumerate() {
-            let Some(stream) = stream else { continue };
+        for (number, stream) in session.streams.entries() {
             let choice = match stream.qos.datapath {
                 Some(_) => &explicit,
                 None => &choice,
@@ -246,14 +246,14 @@ impl Control {
             return;
         };
         let mut left = false;
-        for (number, stream) in session.streams.iter_mut().enumerate() {
-            let Some(stream) = stream.as_mut().filter(|stream| stream.untold) else {
+        for (number, stream) in session.streams.entries_mut() {
+            if !stream.untold {
                 continue;
-            };
+            }
             let moved = Envelope {
                 request: 0,
                 message: Reply::StreamMoved {
-                    stream: number as u32,
+                    stream: number.0 as u32,
                     datapath: stream.datapath.clone(),
                     warning: stream.warning.clone(),
                 },
@@ -282,26 +282,26 @@ impl Control {
         }
     }
 
-    fn move_stream(&mut self, id: SessionId, number: usize, to: Mapped) {
+    fn move_stream(&mut self, id: SessionId, number: StreamSlot, to: Mapped) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
-        let Some(Some(stream)) = session.streams.get_mut(number) else {
+        let Some(stream) = session.streams.get_mut(number) else {
             return;
         };
         if stream.datapath != to.datapath {
             stream.moved += 1;
             self.streams_moved += 1;
-            tracing::info!(session = %id, application = %session.name, stream = number, from = %stream.datapath, to = %to.datapath, warning = %to.warning, "a stream has moved");
+            tracing::info!(session = %id, application = %session.name, stream = %number, from = %stream.datapath, to = %to.datapath, warning = %to.warning, "a stream has moved");
         }
         stream.untold |= (&stream.datapath, &stream.warning) != (&to.datapath, &to.warning);
         stream.port = to.port;
         (stream.datapath, stream.warning, stream.rule) = (to.datapath, to.warning, to.rule);
         let carrier = stream.carrier();
         let handle = &self.lanes[session.lane].handle;
-        let sources = session.sources.iter().enumerate();
+        let sources = session.sources.entries();
         for (source, endpoint) in sources {
-            if endpoint.is_some_and(|endpoint| endpoint.stream as usize == number) {
+            if endpoint.stream as usize == number.0 {
                 handle.send(Command::Carry {
                     session: id,
                     source,

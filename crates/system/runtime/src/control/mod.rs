@@ -54,6 +54,7 @@ use crate::peering::message::LaneAnnouncement;
 use crate::peering::message::Subscription;
 use crate::peering::scout::SCOUT_EVERY;
 use crate::peering::{Change, Effects, HELLO_EVERY, Peering};
+use crate::slots::SinkSlot;
 
 pub use crate::config::ListenerConfig;
 use drain::Drain;
@@ -179,7 +180,7 @@ pub struct Control {
     /// Sinks have come or gone since peers were last told which channels are wanted.
     wants_changed: std::collections::BTreeSet<SessionId>,
     /// Sinks that their lanes deliver to, whose applications are still to be told: session and sink.
-    opened_sinks: Vec<(SessionId, usize)>,
+    opened_sinks: Vec<(SessionId, SinkSlot)>,
     /// Rings between sessions of a trust domain, by number; the last number given.
     direct: rings::Rings,
     last_ring: u32,
@@ -541,7 +542,7 @@ impl Control {
     fn publish_subscriptions(&mut self, id: SessionId) {
         let mut wanted = std::collections::BTreeSet::new();
         if let Some(session) = self.sessions.get(&id).filter(|s| !s.ending) {
-            let sinks = session.sinks.iter().flatten().filter(|s| !s.closing);
+            let sinks = session.sinks.iter().filter(|s| !s.closing);
             wanted.extend(sinks.filter_map(|sink| {
                 Some(Subscription {
                     channel: sink.channel?.0,

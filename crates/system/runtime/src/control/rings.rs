@@ -2,11 +2,13 @@
 //! is looked for among all.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::RangeInclusive;
 
 use takt_shm::SinkBell;
 
 use super::account::Usage;
 use crate::ids::SessionId;
+use crate::slots::{SinkSlot, Slot, SourceSlot};
 
 /// Rings of one source or of one sink: a thread sleeps on so many bells, and a source writes into so many for each message.
 pub const MOST_RINGS: usize = SinkBell::MOST_BELLS;
@@ -15,17 +17,16 @@ const MOST_OF_SOURCE: usize = 2 * MOST_RINGS;
 /// Rings from a session, and rings to it, with those that have ended.
 const MOST_OF_SESSION: usize = 2048;
 
-/// In the place of a source's number: it is closed.
-const CLOSED: usize = usize::MAX;
-
-/// A session and the number of a source or sink there.
-pub type Place = (SessionId, usize);
+/// A source of a session.
+pub type SourcePlace = (SessionId, SourceSlot);
+/// A sink of a session.
+pub type SinkPlace = (SessionId, SinkSlot);
 
 /// A ring between a source and a sink.
 #[derive(Clone, Debug)]
 pub struct Direct {
-    pub source: Place,
-    pub sink: Place,
+    pub source: SourcePlace,
+    pub sink: SinkPlace,
     /// What the sink's session is charged.
     pub usage: Usage,
     /// The source gives it nothing any more; the sink may still read what it has got. Why.
@@ -37,8 +38,8 @@ pub struct Direct {
 /// Whose rings are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Of {
-    Source(Place),
-    Sink(Place),
+    Source(SourcePlace),
+    Sink(SinkPlace),
     SessionAsSource(SessionId),
     SessionAsSink(SessionId),
 }
@@ -50,23 +51,36 @@ struct Count {
     all: usize,
 }
 
+/// Rings by the places of one end and of the other.
+type Index<S, T> = BTreeSet<((SessionId, S), (SessionId, T), u32)>;
+
 /// All rings of a node.
 #[derive(Debug, Default)]
 pub struct Rings {
     all: BTreeMap<u32, Direct>,
     /// Source, sink, ring.
-    from: BTreeSet<(Place, Place, u32)>,
+    from: Index<SourceSlot, SinkSlot>,
     /// Sink, source, ring.
-    to: BTreeSet<(Place, Place, u32)>,
+    to: Index<SinkSlot, SourceSlot>,
     counts: HashMap<Of, Count>,
 }
 
-const FIRST: Place = (SessionId(0), 0);
-const LAST: Place = (SessionId(u32::MAX), usize::MAX);
+/// In the place of a source's: it is closed.
+const CLOSED: SourceSlot = SourceSlot(usize::MAX);
 
-/// Rings of the places from `first` to `last`.
-fn between(index: &BTreeSet<(Place, Place, u32)>, first: Place, last: Place) -> Vec<u32> {
-    let found = index.range((first, FIRST, 0)..=(last, LAST, u32::MAX));
+/// All places of a session.
+fn all_of<S: Slot>(id: SessionId) -> RangeInclusive<(SessionId, S)> {
+    (id, S::new(0))..=(id, S::new(usize::MAX))
+}
+
+/// Rings of these places.
+fn between<S: Slot + Ord, T: Slot + Ord>(
+    index: &Index<S, T>,
+    places: RangeInclusive<(SessionId, S)>,
+) -> Vec<u32> {
+    let first = (*places.start(), (SessionId(0), T::new(0)), 0);
+    let other = (SessionId(u32::MAX), T::new(usize::MAX));
+    let found = index.range(first..=(*places.end(), other, u32::MAX));
     found.map(|(_, _, number)| *number).collect()
 }
 
@@ -105,7 +119,7 @@ impl Rings {
     }
 
     /// A source is closed, and its number may be another's: its rings are still its session's.
-    pub fn close_source(&mut self, source: Place) {
+    pub fn close_source(&mut self, source: SourcePlace) {
         for number in self.of_source(source) {
             if let Some(mut ring) = self.take(number) {
                 ring.source.1 = CLOSED;
@@ -114,32 +128,32 @@ impl Rings {
         }
     }
 
-    pub fn of_source(&self, source: Place) -> Vec<u32> {
-        between(&self.from, source, source)
+    pub fn of_source(&self, source: SourcePlace) -> Vec<u32> {
+        between(&self.from, source..=source)
     }
 
-    pub fn of_sink(&self, sink: Place) -> Vec<u32> {
-        between(&self.to, sink, sink)
+    pub fn of_sink(&self, sink: SinkPlace) -> Vec<u32> {
+        between(&self.to, sink..=sink)
     }
 
     /// Those from a session.
     pub fn of_sources_session(&self, id: SessionId) -> Vec<u32> {
-        between(&self.from, (id, 0), (id, usize::MAX))
+        between(&self.from, all_of(id))
     }
 
     /// Those to a session.
     pub fn of_sinks_session(&self, id: SessionId) -> Vec<u32> {
-        between(&self.to, (id, 0), (id, usize::MAX))
+        between(&self.to, all_of(id))
     }
 
     /// Whether a pair has one, or had one and its sink is still there.
-    pub fn has(&self, source: Place, sink: Place) -> bool {
+    pub fn has(&self, source: SourcePlace, sink: SinkPlace) -> bool {
         let of_pair = (source, sink, 0)..=(source, sink, u32::MAX);
         self.from.range(of_pair).next().is_some()
     }
 
     /// Whether a pair may not have one besides all those there are: why.
-    pub fn refuses(&self, source: Place, sink: Place) -> Option<&'static str> {
+    pub fn refuses(&self, source: SourcePlace, sink: SinkPlace) -> Option<&'static str> {
         let count = |of| self.counts.get(&of).copied().unwrap_or_default();
         let (of_source, of_sink) = (count(Of::Source(source)), count(Of::Sink(sink)));
         if of_source.begun >= MOST_RINGS || of_sink.begun >= MOST_RINGS {
@@ -196,11 +210,11 @@ mod tests {
 
     use super::*;
 
-    fn at(session: u32, endpoint: usize) -> Place {
-        (SessionId(session), endpoint)
+    fn at<S: Slot>(session: u32, endpoint: usize) -> (SessionId, S) {
+        (SessionId(session), S::new(endpoint))
     }
 
-    fn ring(source: Place, sink: Place) -> Direct {
+    fn ring(source: SourcePlace, sink: SinkPlace) -> Direct {
         Direct {
             source,
             sink,

@@ -16,6 +16,7 @@ use crate::ids::SessionId;
 use crate::lane::session::LaneSession;
 use crate::lane::{Command, SourceTarget, sender_number};
 use crate::policy::Policy;
+use crate::slots::{SinkSlot, SourceSlot, StreamSlot};
 
 /// Requests answered for one application before others are looked at.
 const BURST: usize = 4;
@@ -30,7 +31,7 @@ impl Control {
         let most = own.policy.channel_sinks();
         let of_tenant = |session: &&Session| session.tenant == own.tenant && !session.ending;
         let sessions = self.sessions.values().filter(of_tenant);
-        let sinks = sessions.flat_map(|session| session.sinks.iter().flatten());
+        let sinks = sessions.flat_map(|session| session.sinks.iter());
         let on_channel = sinks.filter(|sink| sink.channel == Some(channel) && !sink.closing);
         if on_channel.take(most).count() < most {
             return Ok(());
@@ -195,7 +196,7 @@ impl Control {
                 let number = self.number(id, origin);
                 let sender = sender_number(self.label, number);
                 let session = self.sessions.get_mut(&id);
-                if let Some(Some(endpoint)) = session.and_then(|s| s.sources.get_mut(source)) {
+                if let Some(endpoint) = session.and_then(|s| s.sources.get_mut(source)) {
                     endpoint.sender = sender;
                 }
                 self.arrivals.push(Arrival::Source((id, source)));
@@ -211,7 +212,7 @@ impl Control {
                 });
                 Ok(Some((
                     Reply::SourceOpened {
-                        source: source as u32,
+                        source: source.0 as u32,
                         block,
                     },
                     Vec::new(),
@@ -239,7 +240,7 @@ impl Control {
                     reliability: Reliability::BestEffort,
                 });
                 let reply = Reply::FrameSourceOpened {
-                    source: source as u32,
+                    source: source.0 as u32,
                     block,
                     endpoint,
                 };
@@ -309,7 +310,8 @@ impl Control {
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
                 };
-                if !matches!(session.sources.get(source as usize), Some(Some(_))) {
+                let at = SourceSlot(source as usize);
+                if session.sources.get(at).is_none() {
                     return Err(Failure::new(
                         ErrorCode::NotFound,
                         format!("the session has no source {source}"),
@@ -318,7 +320,7 @@ impl Control {
                 // Its lane answers: whom it counts gets what is emitted from then on.
                 handle.send(Command::Readers {
                     session: id,
-                    source: source as usize,
+                    source: at,
                     request,
                 });
                 Ok(None)
@@ -327,8 +329,8 @@ impl Control {
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
                 };
-                let at = source as usize;
-                let Some(Some(endpoint)) = session.sources.get_mut(at) else {
+                let at = SourceSlot(source as usize);
+                let Some(endpoint) = session.sources.get_mut(at) else {
                     return Err(Failure::new(
                         ErrorCode::NotFound,
                         format!("the session has no source {source}"),
@@ -348,8 +350,8 @@ impl Control {
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
                 };
-                let at = sink as usize;
-                let Some(Some(endpoint)) = session.sinks.get_mut(at) else {
+                let at = SinkSlot(sink as usize);
+                let Some(endpoint) = session.sinks.get_mut(at) else {
                     return Err(Failure::new(
                         ErrorCode::NotFound,
                         format!("the session has no sink {sink}"),
@@ -396,8 +398,8 @@ impl Control {
         session.stream(stream)?;
         let handle = &self.lanes[session.lane].handle;
         let (mut sources, mut sinks) = (Vec::new(), Vec::new());
-        for (at, source) in session.sources.iter_mut().enumerate() {
-            if let Some(source) = source.as_mut().filter(|s| s.stream == stream && !s.closing) {
+        for (at, source) in session.sources.entries_mut() {
+            if source.stream == stream && !source.closing {
                 source.closing = true;
                 sources.push((id, at));
                 handle.send(Command::CloseSource {
@@ -406,8 +408,8 @@ impl Control {
                 });
             }
         }
-        for (at, sink) in session.sinks.iter_mut().enumerate() {
-            if let Some(sink) = sink.as_mut().filter(|s| s.stream == stream && !s.closing) {
+        for (at, sink) in session.sinks.entries_mut() {
+            if sink.stream == stream && !sink.closing {
                 sink.closing = true;
                 sinks.push((id, at));
                 handle.send(Command::CloseSink {
@@ -416,7 +418,7 @@ impl Control {
                 });
             }
         }
-        session.streams[stream as usize] = None;
+        session.streams.remove(StreamSlot(stream as usize));
         sources
             .into_iter()
             .for_each(|place| self.end_direct_from(place));
@@ -428,13 +430,13 @@ impl Control {
     }
 
     /// The lane delivers to a new sink.
-    pub(super) fn sink_opened(&mut self, id: SessionId, sink: usize) {
+    pub(super) fn sink_opened(&mut self, id: SessionId, sink: SinkSlot) {
         self.wants_changed.insert(id);
         self.opened_sinks.push((id, sink));
     }
 
     /// Tells an application that it has a sink: peers know by now.
-    pub(super) fn answer_opened(&mut self, id: SessionId, sink: usize) {
+    pub(super) fn answer_opened(&mut self, id: SessionId, sink: SinkSlot) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
@@ -444,14 +446,14 @@ impl Control {
         let opening = session.opening_sinks.swap_remove(at);
 
         let reply = Reply::SinkOpened {
-            sink: sink as u32,
+            sink: sink.0 as u32,
             block: opening.block,
         };
         if let Err(failure) = self.reply(id, opening.request, reply, &opening.notify) {
             return self.end_session(id, Some(failure));
         }
         let session = self.sessions.get_mut(&id);
-        if let Some(Some(sink)) = session.and_then(|session| session.sinks.get_mut(sink)) {
+        if let Some(sink) = session.and_then(|session| session.sinks.get_mut(sink)) {
             sink.told = true;
         }
         self.arrivals.push(Arrival::Sink((id, sink)));
@@ -466,7 +468,7 @@ impl Control {
     }
 
     /// The lane has sent the last message of a source.
-    pub(super) fn source_closed(&mut self, id: SessionId, source: usize) {
+    pub(super) fn source_closed(&mut self, id: SessionId, source: SourceSlot) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
@@ -476,7 +478,7 @@ impl Control {
     }
 
     /// The lane has released a sink.
-    pub(super) fn sink_closed(&mut self, id: SessionId, sink: usize) {
+    pub(super) fn sink_closed(&mut self, id: SessionId, sink: SinkSlot) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
@@ -569,10 +571,8 @@ impl Control {
             ));
         }
         session.finish = Finish::Asked(request);
-        let endpoints = session.sources.iter_mut().chain(&mut session.sinks);
-        endpoints
-            .flatten()
-            .for_each(|endpoint| endpoint.closing = true);
+        let endpoints = session.sources.iter_mut().chain(session.sinks.iter_mut());
+        endpoints.for_each(|endpoint| endpoint.closing = true);
         self.wants_changed.insert(id);
         let unplaced = session.unplaced.take();
         self.end_direct_with(id);
@@ -593,9 +593,12 @@ impl Control {
         };
         session.finish = Finish::Done(session.leaving_until.take().unwrap_or(now));
         session.free_all();
-        let closed = std::mem::take(&mut session.closing_sources).into_iter();
-        let closed = closed.chain(std::mem::take(&mut session.closing_sinks));
-        let asked: Vec<u32> = closed.map(|(_, request)| request).collect();
+        let sources = session
+            .closing_sources
+            .drain(..)
+            .map(|(_, request)| request);
+        let sinks = session.closing_sinks.drain(..).map(|(_, request)| request);
+        let asked: Vec<u32> = sources.chain(sinks).collect();
         self.say_closed(id, asked.into_iter().chain([request]));
     }
 
@@ -709,7 +712,7 @@ pub(super) fn end_connection(socket: &OwnedFd, failure: &Failure) {
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
 }
 
-fn take_matching(list: &mut Vec<(usize, u32)>, endpoint: usize) -> Vec<u32> {
+fn take_matching<S: Copy + PartialEq>(list: &mut Vec<(S, u32)>, endpoint: S) -> Vec<u32> {
     let found = list
         .iter()
         .filter(|(at, _)| *at == endpoint)

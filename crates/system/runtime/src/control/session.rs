@@ -24,6 +24,7 @@ use crate::lane::Carrier;
 use crate::lane::session::{LaneSession, SessionParts};
 use crate::policing::Policer;
 use crate::policy::{Policy, Rates, Trust};
+use crate::slots::{SinkSlot, Slot, Slots, SourceSlot, StreamSlot};
 
 /// Bytes of a session's ring region. Pages that are not touched cost nothing.
 const RING_BYTES: usize = 8 << 20;
@@ -55,9 +56,9 @@ pub struct Session {
     /// When the connection came.
     pub since: Duration,
     pub arena: Option<AttachedArena>,
-    pub streams: Vec<Option<Stream>>,
-    pub sources: Vec<Option<Endpoint>>,
-    pub sinks: Vec<Option<Endpoint>>,
+    pub streams: Slots<StreamSlot, Stream>,
+    pub sources: Slots<SourceSlot, Endpoint>,
+    pub sinks: Slots<SinkSlot, Endpoint>,
     pub counters: Arc<SessionCounters>,
     /// It has ended: the lane was told.
     pub ending: bool,
@@ -68,8 +69,8 @@ pub struct Session {
     /// Sinks that the lane does not have yet.
     pub opening_sinks: Vec<OpeningSink>,
     /// Requests to close that the lane has not answered: request number by endpoint.
-    pub closing_sources: Vec<(usize, u32)>,
-    pub closing_sinks: Vec<(usize, u32)>,
+    pub closing_sources: Vec<(SourceSlot, u32)>,
+    pub closing_sinks: Vec<(SinkSlot, u32)>,
     /// What it is still to be told of its rings.
     pub untold: VecDeque<Reply>,
     /// Messages and bytes of closed sources that it says went by no lane.
@@ -205,7 +206,7 @@ impl Stream {
 
 /// A sink on its way to the lane, with what its request will be answered.
 pub struct OpeningSink {
-    pub sink: usize,
+    pub sink: SinkSlot,
     pub request: u32,
     pub block: SinkBlock,
     pub notify: Option<OwnedFd>,
@@ -392,8 +393,9 @@ impl Session {
     /// Registers a stream; returns its number.
     pub fn add_stream(&mut self, stream: Stream) -> Result<u32, Failure> {
         self.attached()?;
-        insert(&mut self.streams, stream, MOST_STREAMS)
-            .map(|at| at as u32)
+        self.streams
+            .insert(stream, MOST_STREAMS)
+            .map(|at| at.0 as u32)
             .ok_or_else(|| {
                 refuse(
                     ErrorCode::Limit,
@@ -405,8 +407,7 @@ impl Session {
     /// The stream with this number.
     pub fn stream(&self, stream: u32) -> Result<&Stream, Failure> {
         self.streams
-            .get(stream as usize)
-            .and_then(Option::as_ref)
+            .get(StreamSlot(stream as usize))
             .ok_or_else(|| {
                 refuse(
                     ErrorCode::NotFound,
@@ -454,7 +455,7 @@ impl Session {
         stream: u32,
         channel: Option<ChannelId>,
         depth: u32,
-    ) -> Result<(usize, SourceBlock), Failure> {
+    ) -> Result<(SourceSlot, SourceBlock), Failure> {
         self.stream(stream)?;
         let depth = Self::depth(depth)?;
         self.attached()?.check_filled()?;
@@ -491,7 +492,7 @@ impl Session {
         depth: u32,
         notify: bool,
         mode: SinkMode,
-    ) -> Result<(usize, SinkBlock), Failure> {
+    ) -> Result<(SinkSlot, SinkBlock), Failure> {
         self.policy.check_read(channel)?;
         self.stream(stream)?;
         let depth = match (mode.latest, depth) {
@@ -528,13 +529,13 @@ impl Session {
     }
 
     /// Gives an endpoint its number, and charges the tenant for it; or frees its rings.
-    fn place(
+    fn place<S: Slot>(
         &mut self,
         endpoint: Endpoint,
         cleared: Result<(), RingError>,
-        list: impl Fn(&mut Self) -> &mut Vec<Option<Endpoint>>,
+        list: impl Fn(&mut Self) -> &mut Slots<S, Endpoint>,
         what: &str,
-    ) -> Result<usize, Failure> {
+    ) -> Result<S, Failure> {
         let (limit, usage) = (self.policy.endpoints, endpoint.usage());
         let system = |error| {
             refuse(
@@ -546,7 +547,7 @@ impl Session {
             .map_err(system)
             .and_then(|()| self.charge.add(&self.policy, usage));
         let placed = charged.and_then(|()| {
-            insert(list(self), endpoint, limit).ok_or_else(|| {
+            list(self).insert(endpoint, limit).ok_or_else(|| {
                 self.charge.subtract(usage);
                 refuse(
                     ErrorCode::Limit,
@@ -563,7 +564,7 @@ impl Session {
     /// Messages and bytes that it says went by no lane.
     pub fn direct_messages(&self) -> [u64; 2] {
         let mut sum = self.direct_before;
-        for source in self.sources.iter().flatten() {
+        for source in self.sources.iter() {
             let told = self.direct_of(source);
             sum = [0, 1].map(|at| sum[at].saturating_add(told[at]));
         }
@@ -586,25 +587,28 @@ impl Session {
 
     /// The lane has released all of it: what is left is the memory, and the connection.
     pub fn free_all(&mut self) {
-        (0..self.sources.len()).for_each(|at| _ = self.free_source(at));
-        (0..self.sinks.len()).for_each(|at| _ = self.free_sink(at));
-        self.streams.clear();
+        for at in self.sources.places() {
+            self.free_source(at);
+        }
+        for at in self.sinks.places() {
+            self.free_sink(at);
+        }
+        self.streams.take_all();
     }
 
     /// The lane has released a source.
-    pub fn free_source(&mut self, at: usize) -> Option<Endpoint> {
-        let told = self.sources.get(at)?.as_ref()?;
-        let told = self.direct_of(told);
+    pub fn free_source(&mut self, at: SourceSlot) -> Option<Endpoint> {
+        let told = self.direct_of(self.sources.get(at)?);
         self.direct_before = [0, 1].map(|at| self.direct_before[at].saturating_add(told[at]));
-        let endpoint = self.sources.get_mut(at)?.take()?;
+        let endpoint = self.sources.remove(at)?;
         self.free(endpoint.chunk);
         self.charge.subtract(endpoint.usage());
         Some(endpoint)
     }
 
     /// The lane has released a sink.
-    pub fn free_sink(&mut self, at: usize) -> Option<Endpoint> {
-        let endpoint = self.sinks.get_mut(at)?.take()?;
+    pub fn free_sink(&mut self, at: SinkSlot) -> Option<Endpoint> {
+        let endpoint = self.sinks.remove(at)?;
         self.free(endpoint.chunk);
         self.charge.subtract(endpoint.usage());
         Some(endpoint)
@@ -616,19 +620,6 @@ impl Session {
             let _ = attached.rings.free(chunk);
         }
     }
-}
-
-/// Puts a value into the first free place; `None` if `most` are taken.
-fn insert<T>(list: &mut Vec<Option<T>>, value: T, most: usize) -> Option<usize> {
-    if let Some(at) = list.iter().position(Option::is_none) {
-        list[at] = Some(value);
-        return Some(at);
-    }
-    if list.len() >= most {
-        return None;
-    }
-    list.push(Some(value));
-    Some(list.len() - 1)
 }
 
 #[cfg(test)]

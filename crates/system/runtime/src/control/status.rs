@@ -9,6 +9,7 @@ use super::Control;
 use super::session::{Endpoint, Finish, Session};
 use crate::counters::{ChannelReading, SessionReading};
 use crate::delays::DelayReading;
+use crate::slots::StreamSlot;
 use crate::status::{
     ChannelStatus, DatapathStatus, LaneStatus, ListenerStatus, NodeStatus, PortStatus,
     SessionStatus, StreamStatus, TenantStatus,
@@ -134,12 +135,12 @@ impl Control {
             }
         }
         for session in self.sessions.values().filter(|s| !s.ending) {
-            for channel in session.sources.iter().flatten().filter_map(|e| e.channel) {
+            for channel in session.sources.iter().filter_map(|e| e.channel) {
                 all.entry(channel.0)
                     .or_insert_with(|| entry(channel.0))
                     .sources += 1;
             }
-            for channel in session.sinks.iter().flatten().filter_map(|e| e.channel) {
+            for channel in session.sinks.iter().filter_map(|e| e.channel) {
                 all.entry(channel.0)
                     .or_insert_with(|| entry(channel.0))
                     .sinks += 1;
@@ -180,13 +181,12 @@ impl Control {
 }
 
 fn session_status(session: &Session) -> SessionStatus {
-    let channels = |list: &[Option<Endpoint>], stream: usize| {
-        list.iter()
-            .flatten()
-            .filter(|e| e.stream as usize == stream)
+    fn channels<'a>(of: impl Iterator<Item = &'a Endpoint>, stream: StreamSlot) -> Vec<u64> {
+        of.filter(|e| e.stream as usize == stream.0)
             .filter_map(|e| Some(e.channel?.0))
             .collect()
-    };
+    }
+
     SessionStatus {
         session: session.id.0.into(),
         name: session.name.clone(),
@@ -197,19 +197,16 @@ fn session_status(session: &Session) -> SessionStatus {
         arena_bytes: session.arena.as_ref().map_or(0, |a| a.map.total()),
         streams: session
             .streams
-            .iter()
-            .enumerate()
-            .filter_map(|(at, stream)| {
-                stream.as_ref().map(|stream| StreamStatus {
-                    stream: at as u32,
-                    qos: stream.qos,
-                    datapath: stream.datapath.clone(),
-                    warning: stream.warning.clone(),
-                    rule: stream.rule.clone(),
-                    moved: stream.moved,
-                    sources: channels(&session.sources, at),
-                    sinks: channels(&session.sinks, at),
-                })
+            .entries()
+            .map(|(at, stream)| StreamStatus {
+                stream: at.0 as u32,
+                qos: stream.qos,
+                datapath: stream.datapath.clone(),
+                warning: stream.warning.clone(),
+                rule: stream.rule.clone(),
+                moved: stream.moved,
+                sources: channels(session.sources.iter(), at),
+                sinks: channels(session.sinks.iter(), at),
             })
             .collect(),
         counters: session.counters.read(),

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use slab::Slab;
-
 use super::fair;
 use super::members::Members;
 use crate::counters::ChannelCounters;
+use crate::slots::{
+    ChannelSlot, OutboundSlot, RemoteSlot, SessionSlot, SinkSlot, SourceSlot, Table, TenantSlot,
+};
 
 /// A channel on one lane.
 #[derive(Debug)]
@@ -16,15 +17,15 @@ pub struct Channel {
     /// Sources here.
     pub sources: usize,
     /// Of those, the reliable ones: their places among the lane's.
-    pub reliable: Vec<usize>,
+    pub reliable: Vec<OutboundSlot>,
     /// Those that give messages to sinks themselves: indices of session and source.
-    pub direct: Vec<(usize, usize)>,
+    pub direct: Vec<(SessionSlot, SourceSlot)>,
     /// Sinks here: indices of session and sink.
-    pub sinks: Members<(usize, usize)>,
+    pub sinks: Members<(SessionSlot, SinkSlot)>,
     /// The same by tenant: what comes from elsewhere is given to all of a tenant's, or to none.
     pub groups: Vec<Group>,
-    /// Remote lanes with sinks: indices.
-    pub destinations: Members<usize>,
+    /// Remote lanes with sinks.
+    pub destinations: Members<RemoteSlot>,
     /// Since when somebody listens here: differs each time that the first sink comes. What was missed before
     /// was not lost.
     pub since: u64,
@@ -35,8 +36,8 @@ pub struct Channel {
 #[derive(Debug)]
 pub struct Group {
     /// On this lane.
-    pub tenant: usize,
-    pub sinks: Vec<(usize, usize)>,
+    pub tenant: TenantSlot,
+    pub sinks: Vec<(SessionSlot, SinkSlot)>,
     /// Messages that were passed over for all of them, which are not counted at the sinks yet.
     pub missed: u64,
 }
@@ -65,8 +66,8 @@ impl Channel {
 /// All channels of a lane.
 #[derive(Debug, Default)]
 pub struct Channels {
-    slab: Slab<Channel>,
-    by_id: HashMap<u64, usize, foldhash::fast::RandomState>,
+    table: Table<ChannelSlot, Channel>,
+    by_id: HashMap<u64, ChannelSlot, foldhash::fast::RandomState>,
     next_since: u64,
     /// Most sinks of a channel here, if those are more than a few.
     widest: usize,
@@ -78,16 +79,16 @@ const FEW: usize = 16;
 impl Channels {
     /// The channel's index, if it is known.
     #[inline]
-    pub fn find(&self, id: u64) -> Option<usize> {
+    pub fn find(&self, id: u64) -> Option<ChannelSlot> {
         self.by_id.get(&id).copied()
     }
 
     /// The channel's index; makes it if it is new and then says so.
-    pub fn open(&mut self, id: u64) -> (usize, bool) {
+    pub fn open(&mut self, id: u64) -> (ChannelSlot, bool) {
         if let Some(at) = self.find(id) {
             return (at, false);
         }
-        let at = self.slab.insert(Channel {
+        let at = self.table.insert(Channel {
             id,
             sources: 0,
             reliable: Vec::new(),
@@ -103,8 +104,14 @@ impl Channels {
     }
 
     /// A tenant's sink has come to a channel: the first one listens from now on.
-    pub fn add_sink(&mut self, at: usize, tenant: usize, session: usize, sink: usize) {
-        if let Some(channel) = self.slab.get_mut(at) {
+    pub fn add_sink(
+        &mut self,
+        at: ChannelSlot,
+        tenant: TenantSlot,
+        session: SessionSlot,
+        sink: SinkSlot,
+    ) {
+        if let Some(channel) = self.table.get_mut(at) {
             if channel.sinks.is_empty() {
                 self.next_since += 1;
                 channel.since = self.next_since;
@@ -125,8 +132,12 @@ impl Channels {
     }
 
     /// Removes the sinks of a channel that do not satisfy the condition. True if none is left.
-    pub fn retain_sinks(&mut self, at: usize, keep: impl Fn(&(usize, usize)) -> bool) -> bool {
-        let Some(channel) = self.slab.get_mut(at) else {
+    pub fn retain_sinks(
+        &mut self,
+        at: ChannelSlot,
+        keep: impl Fn(&(SessionSlot, SinkSlot)) -> bool,
+    ) -> bool {
+        let Some(channel) = self.table.get_mut(at) else {
             return false;
         };
         let before = channel.sinks.len();
@@ -137,7 +148,7 @@ impl Channels {
         });
         let empty = channel.sinks.is_empty();
         if before == self.widest && before > FEW {
-            let all = self.slab.iter().map(|(_, channel)| channel.sinks.len());
+            let all = self.table.iter().map(|(_, channel)| channel.sinks.len());
             self.widest = all.max().filter(|most| *most > FEW).unwrap_or(0);
         }
         empty
@@ -150,24 +161,24 @@ impl Channels {
     }
 
     /// Removes the channel if nobody uses it; returns its number then.
-    pub fn close_unused(&mut self, at: usize) -> Option<u64> {
-        let channel = self.slab.get(at)?;
+    pub fn close_unused(&mut self, at: ChannelSlot) -> Option<u64> {
+        let channel = self.table.get(at)?;
         if !channel.is_unused() {
             return None;
         }
         let id = channel.id;
-        self.slab.remove(at);
+        self.table.remove(at);
         self.by_id.remove(&id);
         Some(id)
     }
 
     #[inline]
-    pub fn get(&self, at: usize) -> Option<&Channel> {
-        self.slab.get(at)
+    pub fn get(&self, at: ChannelSlot) -> Option<&Channel> {
+        self.table.get(at)
     }
 
     #[inline]
-    pub fn get_mut(&mut self, at: usize) -> Option<&mut Channel> {
-        self.slab.get_mut(at)
+    pub fn get_mut(&mut self, at: ChannelSlot) -> Option<&mut Channel> {
+        self.table.get_mut(at)
     }
 }

@@ -21,6 +21,7 @@ use super::egress::class_of;
 use super::remote::{Cut, Outgoing};
 use crate::config;
 use crate::counters::DepartureCounters;
+use crate::slots::{RemoteSlot, SessionSlot, SourceSlot};
 
 /// Frames that a class of a port queues.
 const CAPACITY: usize = 2048;
@@ -55,8 +56,8 @@ pub fn guard_ns(kept: bool) -> u64 {
 /// A frame that waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
-    pub session: usize,
-    pub source: usize,
+    pub session: SessionSlot,
+    pub source: SourceSlot,
     /// The tenant's number on the lane.
     pub tenant: u32,
     pub descriptor: TxDescriptor,
@@ -72,7 +73,7 @@ pub struct Piece {
 pub enum Destination {
     /// One fragment of a message for a remote lane.
     Remote {
-        remote: usize,
+        remote: RemoteSlot,
         message: Outgoing,
         cut: Cut,
         fragment: u32,
@@ -691,8 +692,8 @@ mod tests {
 
     fn piece(tenant: u32, class: u8) -> Piece {
         Piece {
-            session: 0,
-            source: 0,
+            session: SessionSlot(0),
+            source: SourceSlot(0),
             tenant,
             descriptor: TxDescriptor {
                 class,

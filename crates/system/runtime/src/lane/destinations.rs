@@ -9,6 +9,7 @@ use super::guard::Guard;
 use super::mailbox::RemoteEndpoint;
 use super::network::{Network, NetworkTable};
 use crate::ids::RemoteId;
+use crate::slots::{ChannelSlot, RemoteSlot};
 
 impl Lane {
     /// The handles of a remote lane at each port.
@@ -82,7 +83,7 @@ impl Lane {
             self.state.abandon(assembly);
         }
         self.state.forget_sources(at, clean);
-        let Some(mut remote) = self.state.remotes.try_remove(at) else {
+        let Some(mut remote) = self.state.remotes.remove(at) else {
             return;
         };
         let by_incarnation = &mut self.state.by_incarnation;
@@ -180,7 +181,12 @@ impl Lane {
     }
 
     /// A remote lane wants a channel no more. `lost`: it is gone.
-    pub(super) fn remove_destination(&mut self, index: usize, remote: usize, lost: bool) {
+    pub(super) fn remove_destination(
+        &mut self,
+        index: ChannelSlot,
+        remote: RemoteSlot,
+        lost: bool,
+    ) {
         self.no_reliable_destination(index, remote, lost);
         if let Some(channel) = self.state.channels.get_mut(index) {
             channel

@@ -14,6 +14,7 @@ use super::tap::Passed;
 use super::tenants::{Given, Waits};
 use super::{LanePort, State, fair};
 use crate::policing::Flow;
+use crate::slots::{ChannelSlot, RemoteSlot, SessionSlot, SourceSlot, TenantSlot};
 
 /// After so long a round takes no further tenant's messages: what has been received, and what is to leave at an
 /// instant, is looked at again.
@@ -74,7 +75,7 @@ impl State {
         }
         let began_ns = self.round.now_ns();
         let mut now_ns = began_ns;
-        let mut last: Option<(usize, TrafficClass)> = None;
+        let mut last: Option<(TenantSlot, TrafficClass)> = None;
         while let Some((tenant, class, may)) = self.tenants.turns.begin() {
             if let Some((before, of)) = last {
                 if class < of {
@@ -118,7 +119,7 @@ impl State {
     fn turn(
         &mut self,
         ports: &mut [LanePort],
-        tenant: usize,
+        tenant: TenantSlot,
         class: TrafficClass,
         may: i64,
         now_ns: i64,
@@ -165,7 +166,7 @@ impl State {
     fn serve(
         &mut self,
         ports: &mut [LanePort],
-        at: usize,
+        at: SessionSlot,
         class: TrafficClass,
         now_ns: i64,
         left: &mut i64,
@@ -179,7 +180,7 @@ impl State {
             more: !session.reclaim_own()?,
             ..Served::default()
         };
-        let count = session.sources.len();
+        let count = session.sources.count();
         for _ in 0..count {
             if *left <= 0 {
                 served.more = true;
@@ -188,7 +189,8 @@ impl State {
             let Some(session) = self.tenants.sessions.get_mut(at) else {
                 break;
             };
-            let source = session.next_source % count;
+            let number = session.next_source % count;
+            let source = SourceSlot(number);
             *left -= fair::LOOK;
             let step = self.serve_source(ports, at, source, class, now_ns, left, worked)?;
             let Some(session) = self.tenants.sessions.get_mut(at) else {
@@ -206,9 +208,9 @@ impl State {
                 Step::Empty | Step::Waits => {}
             }
             if step != Step::Throttled {
-                session.next_source = source + 1;
+                session.next_source = number + 1;
             }
-            let Some(Some(s)) = session.sources.get_mut(source) else {
+            let Some(s) = session.sources.get_mut(source) else {
                 continue;
             };
             if s.direct.epoch > 0 {
@@ -234,8 +236,8 @@ impl State {
     fn serve_source(
         &mut self,
         ports: &mut [LanePort],
-        at: usize,
-        source: usize,
+        at: SessionSlot,
+        source: SourceSlot,
         class: TrafficClass,
         now_ns: i64,
         left: &mut i64,
@@ -245,7 +247,7 @@ impl State {
             let Some(session) = self.tenants.sessions.get_mut(at) else {
                 return Ok(Step::Empty);
             };
-            let Some(Some(s)) = session.sources.get_mut(source) else {
+            let Some(s) = session.sources.get_mut(source) else {
                 return Ok(Step::Empty);
             };
             if !s.due.is_empty() {
@@ -280,7 +282,7 @@ impl State {
                 // Who emitted it may have been told of a sink or a way that is still in the mailbox.
                 if !self.mailbox.has_done(begins) {
                     if let Some(session) = self.tenants.sessions.get_mut(at)
-                        && let Some(Some(s)) = session.sources.get_mut(source)
+                        && let Some(s) = session.sources.get_mut(source)
                     {
                         s.current = Some(progress);
                     }
@@ -318,7 +320,7 @@ impl State {
                     session.finish(descriptor.chunk, outcome, left)?;
                 }
                 Sent::Unfinished(step) => {
-                    if let Some(Some(s)) = session.sources.get_mut(source) {
+                    if let Some(s) = session.sources.get_mut(source) {
                         s.current = Some(progress);
                     }
                     if step != Step::More {
@@ -334,14 +336,14 @@ impl State {
     #[inline]
     fn begin(
         &mut self,
-        at: usize,
-        source: usize,
+        at: SessionSlot,
+        source: SourceSlot,
         descriptor: TxDescriptor,
         now_ns: i64,
     ) -> InProgress {
         let mut progress = InProgress::new(descriptor, now_ns);
         let session = self.tenants.sessions.get_mut(at);
-        let Some(Some(s)) = session.and_then(|session| session.sources.get_mut(source)) else {
+        let Some(s) = session.and_then(|session| session.sources.get_mut(source)) else {
             return progress;
         };
         progress.carrier = s.carrier;
@@ -375,8 +377,8 @@ impl State {
     #[inline]
     pub(super) fn deliver_here(
         &mut self,
-        at: usize,
-        source: usize,
+        at: SessionSlot,
+        source: SourceSlot,
         progress: &mut InProgress,
         now_ns: i64,
         left: &mut i64,
@@ -385,7 +387,7 @@ impl State {
             return Given::ToAll;
         }
         let session = self.tenants.sessions.get(at);
-        let Some(Some(s)) = session.and_then(|session| session.sources.get(source)) else {
+        let Some(s) = session.and_then(|session| session.sources.get(source)) else {
             return Given::ToAll;
         };
         let Target::Channel(channel) = s.target else {
@@ -441,8 +443,8 @@ impl State {
     fn send(
         &mut self,
         ports: &mut [LanePort],
-        at: usize,
-        source: usize,
+        at: SessionSlot,
+        source: SourceSlot,
         progress: &mut InProgress,
         now_ns: i64,
         pieces: &mut u16,
@@ -451,7 +453,7 @@ impl State {
         let Some(session) = self.tenants.sessions.get(at) else {
             return Sent::Finished(progress.outcome);
         };
-        let Some(Some(s)) = session.sources.get(source) else {
+        let Some(s) = session.sources.get(source) else {
             return Sent::Finished(progress.outcome);
         };
         let room = |state: &Self, pieces: u16| {
@@ -515,9 +517,9 @@ impl State {
     fn send_to_all(
         &mut self,
         ports: &mut [LanePort],
-        at: usize,
-        source: usize,
-        channel: usize,
+        at: SessionSlot,
+        source: SourceSlot,
+        channel: ChannelSlot,
         progress: &mut InProgress,
         now_ns: i64,
         room: u32,
@@ -527,7 +529,7 @@ impl State {
         let Some(session) = self.tenants.sessions.get(at) else {
             return Sent::Finished(progress.outcome);
         };
-        let Some(Some(s)) = session.sources.get(source) else {
+        let Some(s) = session.sources.get(source) else {
             return Sent::Finished(progress.outcome);
         };
         let Some(channel) = self.channels.get(channel) else {
@@ -605,7 +607,7 @@ impl State {
                 let piece = Piece {
                     session: at,
                     source,
-                    tenant: session.tenant as u32,
+                    tenant: session.tenant.0 as u32,
                     descriptor: progress.descriptor,
                     declared,
                     again: false,
@@ -935,7 +937,7 @@ impl State {
         lane_port: &mut LanePort,
         at: usize,
         piece: &Piece,
-        remote: usize,
+        remote: RemoteSlot,
         message: &Outgoing,
         cut: &Cut,
         fragment: u32,

@@ -14,6 +14,7 @@ use super::remote::Carrier;
 use super::session::{self, LaneSession, LaneSource};
 use super::track::sender_number;
 use crate::ids::SessionId;
+use crate::slots::{ChannelSlot, SessionSlot, SinkSlot, SourceSlot};
 
 impl Lane {
     /// Takes a session in.
@@ -22,7 +23,7 @@ impl Lane {
         let at = self.state.tenants.insert(session);
         // Never read: edge-triggered, so that no application can block the lane through it.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        let data = epoll::EventData::new_u64(FIRST_BELL + at as u64);
+        let data = epoll::EventData::new_u64(FIRST_BELL + at.0 as u64);
         let sessions = &self.state.tenants.sessions;
         let added = sessions.get(at).map_or(Ok(()), |session| {
             epoll::add(&self.epoll, session.bell.fd(), data, flags)
@@ -48,7 +49,7 @@ impl Lane {
     pub(super) fn add_source(
         &mut self,
         session: SessionId,
-        source: usize,
+        source: SourceSlot,
         block: SourceBlock,
         target: SourceTarget,
         carrier: Carrier,
@@ -67,7 +68,7 @@ impl Lane {
         match LaneSource::new(s.arena(), block, target.clone(), carrier, names, first) {
             Ok(new) => {
                 let left = new.left();
-                place(&mut s.sources, source, new);
+                s.sources.put(source, new);
                 if let session::Target::Channel(channel) = target
                     && let Some(channel) = self.state.channels.get_mut(channel)
                 {
@@ -95,10 +96,10 @@ impl Lane {
     }
 
     /// Something else carries what is taken from a source's ring from now on, and what is sent again.
-    pub(super) fn carry(&mut self, session: SessionId, source: usize, carrier: Carrier) {
+    pub(super) fn carry(&mut self, session: SessionId, source: SourceSlot, carrier: Carrier) {
         let at = self.by_session.get(&session);
         let session = at.and_then(|&at| self.state.tenants.sessions.get_mut(at));
-        let Some(Some(source)) = session.and_then(|session| session.sources.get_mut(source)) else {
+        let Some(source) = session.and_then(|session| session.sources.get_mut(source)) else {
             return;
         };
         source.carrier = carrier;
@@ -108,7 +109,7 @@ impl Lane {
     }
 
     /// No more will be emitted at a source.
-    pub(super) fn close_source(&mut self, session: SessionId, source: usize) {
+    pub(super) fn close_source(&mut self, session: SessionId, source: SourceSlot) {
         let Some(&at) = self.by_session.get(&session) else {
             return;
         };
@@ -124,7 +125,7 @@ impl Lane {
     pub(super) fn add_sink(
         &mut self,
         session: SessionId,
-        sink: usize,
+        sink: SinkSlot,
         block: SinkBlock,
         channel: ChannelId,
         notify: Option<OwnedFd>,
@@ -158,8 +159,8 @@ impl Lane {
     /// A source gives its messages to a sink itself, from this epoch on, or does no more.
     pub(super) fn direct(
         &mut self,
-        (session, source): (SessionId, usize),
-        sink: (SessionId, usize),
+        (session, source): (SessionId, SourceSlot),
+        sink: (SessionId, SinkSlot),
         epoch: u16,
         begins: bool,
     ) {
@@ -170,7 +171,7 @@ impl Lane {
         let (Some(at), reader) = at else { return };
         let reader = reader.map(|reader| (*reader, sink.1));
         let sessions = &mut self.state.tenants.sessions;
-        let Some(Some(s)) = sessions.get_mut(at).and_then(|s| s.sources.get_mut(source)) else {
+        let Some(s) = sessions.get_mut(at).and_then(|s| s.sources.get_mut(source)) else {
             return;
         };
         let session::Target::Channel(channel) = s.target else {
@@ -197,12 +198,11 @@ impl Lane {
     }
 
     /// Sinks here that get what the source emits, and lanes elsewhere.
-    pub(super) fn readers(&self, session: SessionId, source: usize) -> u32 {
+    pub(super) fn readers(&self, session: SessionId, source: SourceSlot) -> u32 {
         let count = || {
             let &at = self.by_session.get(&session)?;
             let session = self.state.tenants.sessions.get(at)?;
-            let session::Target::Channel(channel) = session.sources.get(source)?.as_ref()?.target
-            else {
+            let session::Target::Channel(channel) = session.sources.get(source)?.target else {
                 return None;
             };
             let channel = self.state.channels.get(channel)?;
@@ -213,7 +213,7 @@ impl Lane {
         count().unwrap_or(0)
     }
 
-    pub(super) fn open_channel(&mut self, id: u64) -> usize {
+    pub(super) fn open_channel(&mut self, id: u64) -> ChannelSlot {
         let (at, new) = self.state.channels.open(id);
         if new && let Some(channel) = self.state.channels.get(at) {
             let counters = channel.counters.clone();
@@ -226,7 +226,7 @@ impl Lane {
         at
     }
 
-    pub(super) fn close_channel_if_unused(&mut self, at: usize) {
+    pub(super) fn close_channel_if_unused(&mut self, at: ChannelSlot) {
         let unused = self.state.channels.get(at).is_some_and(|c| c.is_unused());
         if !unused {
             return;
@@ -243,12 +243,12 @@ impl Lane {
         }
     }
 
-    pub(super) fn remove_source(&mut self, at: usize, source: usize) {
+    pub(super) fn remove_source(&mut self, at: SessionSlot, source: SourceSlot) {
         let session_at = at;
         let Some(session) = self.state.tenants.sessions.get_mut(at) else {
             return;
         };
-        let Some(removed) = session.sources.get_mut(source).and_then(Option::take) else {
+        let Some(removed) = session.sources.remove(source) else {
             return;
         };
         removed.end();
@@ -284,7 +284,7 @@ impl Lane {
         });
     }
 
-    pub(super) fn remove_sink(&mut self, at: usize, sink: usize) {
+    pub(super) fn remove_sink(&mut self, at: SessionSlot, sink: SinkSlot) {
         let others = |session, other| session != at || other != sink;
         let reassembly = &mut self.state.reassembly;
         reassembly.retain_targets(|target| others(target.session, target.sink));
@@ -325,7 +325,7 @@ impl Lane {
         }
     }
 
-    pub(super) fn remove_if_left(&mut self, at: usize) {
+    pub(super) fn remove_if_left(&mut self, at: SessionSlot) {
         let session = self.state.tenants.sessions.get(at);
         if let Some(id) = session.filter(|s| s.has_left()).map(|s| s.id) {
             self.remove_session(id);
@@ -336,20 +336,17 @@ impl Lane {
         let Some(at) = self.by_session.remove(&id) else {
             return;
         };
-        let Some(session) = self.state.tenants.sessions.get(at) else {
-            return;
-        };
-        let sources = session.sources.len();
         self.remove_sinks(at);
         let Some(session) = self.state.tenants.sessions.get_mut(at) else {
             return;
         };
         session.abandon();
+        let sources = session.sources.places();
         if session.departing > 0 {
             self.withdraw(|piece| piece.session == at);
             self.state.withdraw_here(at);
         }
-        for source in 0..sources {
+        for source in sources {
             self.remove_source(at, source);
         }
         let Some(session) = self.state.tenants.remove(at) else {
@@ -361,7 +358,7 @@ impl Lane {
     }
 
     /// Takes all sinks of a session whose application has left out of their channels, each channel once.
-    pub(super) fn remove_sinks(&mut self, at: usize) {
+    pub(super) fn remove_sinks(&mut self, at: SessionSlot) {
         let reassembly = &mut self.state.reassembly;
         reassembly.retain_targets(|target| target.session != at);
         let Some(session) = self.state.tenants.sessions.get_mut(at) else {
@@ -384,12 +381,4 @@ impl Lane {
             self.close_channel_if_unused(index);
         }
     }
-}
-
-/// Puts an endpoint at its number.
-pub(super) fn place<T>(list: &mut Vec<Option<T>>, at: usize, value: T) {
-    if list.len() <= at {
-        list.resize_with(at + 1, || None);
-    }
-    list[at] = Some(value);
 }

@@ -18,6 +18,7 @@
 
 use std::collections::VecDeque;
 
+use crate::slots::TenantSlot;
 use takt_time::TrafficClass;
 
 /// What a tenant may spend in a round: 64 messages of 1 KiB, or a train of 64 fragments.
@@ -94,27 +95,27 @@ impl Entry {
 /// Tenants in the order of their turns, by class.
 #[derive(Debug, Default)]
 struct Rings {
-    rings: [VecDeque<usize>; TrafficClass::COUNT],
+    rings: [VecDeque<TenantSlot>; TrafficClass::COUNT],
     /// Classes with any, a bit each.
     any: u8,
 }
 
 impl Rings {
     #[inline]
-    fn push_back(&mut self, tenant: usize, class: TrafficClass) {
+    fn push_back(&mut self, tenant: TenantSlot, class: TrafficClass) {
         self.any |= 1 << class.number();
         self.rings[usize::from(class.number())].push_back(tenant);
     }
 
     #[inline]
-    fn push_front(&mut self, tenant: usize, class: TrafficClass) {
+    fn push_front(&mut self, tenant: TenantSlot, class: TrafficClass) {
         self.any |= 1 << class.number();
         self.rings[usize::from(class.number())].push_front(tenant);
     }
 
     /// The next one of the highest class.
     #[inline]
-    fn pop(&mut self) -> Option<(usize, TrafficClass)> {
+    fn pop(&mut self) -> Option<(TenantSlot, TrafficClass)> {
         let class = TrafficClass::new(self.any.checked_ilog2()? as u8)?;
         let ring = &mut self.rings[usize::from(class.number())];
         let tenant = ring.pop_front();
@@ -130,7 +131,7 @@ impl Rings {
         }
     }
 
-    fn remove(&mut self, tenant: usize) {
+    fn remove(&mut self, tenant: TenantSlot) {
         self.any = 0;
         for (class, ring) in self.rings.iter_mut().enumerate() {
             ring.retain(|waiting| *waiting != tenant);
@@ -146,7 +147,7 @@ pub struct RoundRobin {
     now: Rings,
     later: Rings,
     /// Those whose turns were cut short: first at the next look.
-    cut_short: VecDeque<(usize, TrafficClass)>,
+    cut_short: VecDeque<(TenantSlot, TrafficClass)>,
     entries: Vec<Entry>,
     /// Number of the round. No entry has had a quantum in round 0.
     round: u64,
@@ -154,9 +155,9 @@ pub struct RoundRobin {
 
 impl RoundRobin {
     /// Makes room for a tenant with this number, which starts without debt.
-    pub fn add(&mut self, tenant: usize) {
-        if self.entries.len() <= tenant {
-            self.entries.resize(tenant + 1, Entry::default());
+    pub fn add(&mut self, tenant: TenantSlot) {
+        if self.entries.len() <= tenant.0 {
+            self.entries.resize(tenant.0 + 1, Entry::default());
         }
         self.remove(tenant);
         let most = self.entries.len();
@@ -166,20 +167,20 @@ impl RoundRobin {
     }
 
     /// Forgets a tenant.
-    pub fn remove(&mut self, tenant: usize) {
+    pub fn remove(&mut self, tenant: TenantSlot) {
         self.now.remove(tenant);
         self.later.remove(tenant);
         self.cut_short.retain(|(waiting, _)| *waiting != tenant);
-        if let Some(entry) = self.entries.get_mut(tenant) {
+        if let Some(entry) = self.entries.get_mut(tenant.0) {
             *entry = Entry::default();
         }
     }
 
     /// The tenant has something to do in a class: it gets a turn behind those that wait.
     #[inline]
-    pub fn wait(&mut self, tenant: usize, class: TrafficClass) {
+    pub fn wait(&mut self, tenant: TenantSlot, class: TrafficClass) {
         let round = self.round;
-        if let Some(entry) = self.entries.get_mut(tenant)
+        if let Some(entry) = self.entries.get_mut(tenant.0)
             && entry.waits & 1 << class.number() == 0
         {
             entry.waits |= 1 << class.number();
@@ -194,8 +195,8 @@ impl RoundRobin {
     /// Whether it is looked at what the tenant has: it has something to spend, and has not spent all of it on looks
     /// since its last turn. So it pays for them, and yet gets turns, however often it rings.
     #[inline]
-    pub fn may_look(&self, tenant: usize) -> bool {
-        self.entries.get(tenant).is_some_and(|entry| {
+    pub fn may_look(&self, tenant: TenantSlot) -> bool {
+        self.entries.get(tenant.0).is_some_and(|entry| {
             let may = entry.may(TrafficClass::BEST_EFFORT, self.round) + RESERVE;
             may > 0 && entry.looks < MOST_LOOKS
         })
@@ -203,10 +204,10 @@ impl RoundRobin {
 
     /// Charges a tenant for a look.
     #[inline]
-    pub fn charge_look(&mut self, tenant: usize, cost: i64) {
+    pub fn charge_look(&mut self, tenant: TenantSlot, cost: i64) {
         if cost > 0 {
             self.charge(tenant, cost);
-            if let Some(entry) = self.entries.get_mut(tenant) {
+            if let Some(entry) = self.entries.get_mut(tenant.0) {
                 entry.looks += cost;
             }
         }
@@ -250,9 +251,9 @@ impl RoundRobin {
     /// Begins a turn: whose it is, in which class, and what it may spend until it is asked again. `None`: the round
     /// is over.
     #[inline]
-    pub fn begin(&mut self) -> Option<(usize, TrafficClass, i64)> {
+    pub fn begin(&mut self) -> Option<(TenantSlot, TrafficClass, i64)> {
         while let Some((tenant, class)) = self.now.pop() {
-            let entry = &mut self.entries[tenant];
+            let entry = &mut self.entries[tenant.0];
             let may = entry.may(class, self.round);
             entry.enter(self.round);
             if may > 0 {
@@ -269,8 +270,8 @@ impl RoundRobin {
 
     /// Charges a tenant for what was done for it out of its turn.
     #[inline]
-    pub fn charge(&mut self, tenant: usize, cost: i64) {
-        if let Some(entry) = self.entries.get_mut(tenant) {
+    pub fn charge(&mut self, tenant: TenantSlot, cost: i64) {
+        if let Some(entry) = self.entries.get_mut(tenant.0) {
             if entry.round != self.round && !entry.open {
                 // What was not spent is lost, for debts as well.
                 entry.deficit = entry.deficit.min(0);
@@ -281,9 +282,9 @@ impl RoundRobin {
 
     /// Ends the turn that [`begin`](Self::begin) began, of a tenant that has spent so much.
     #[inline]
-    pub fn end(&mut self, tenant: usize, class: TrafficClass, spent: i64, why: End) {
+    pub fn end(&mut self, tenant: TenantSlot, class: TrafficClass, spent: i64, why: End) {
         self.charge(tenant, spent);
-        let entry = &mut self.entries[tenant];
+        let entry = &mut self.entries[tenant.0];
         let bit = 1 << class.number();
         if why == End::Idle || entry.waits & bit != 0 {
             return;
@@ -312,9 +313,13 @@ mod tests {
         TrafficClass::new(number).expect("below 8")
     }
 
+    fn at(tenant: usize) -> TenantSlot {
+        TenantSlot(tenant)
+    }
+
     fn of(tenants: usize) -> RoundRobin {
         let mut turns = RoundRobin::default();
-        (0..tenants).for_each(|tenant| turns.add(tenant));
+        (0..tenants).for_each(|tenant| turns.add(at(tenant)));
         turns
     }
 
@@ -329,17 +334,17 @@ mod tests {
             let mut turns = of(steps.len());
             let mut spent = vec![0; steps.len()];
             for (tenant, (_, number)) in steps.iter().enumerate() {
-                turns.wait(tenant, class(*number));
+                turns.wait(at(tenant), class(*number));
             }
             for _ in 0..rounds {
                 prop_assert!(turns.begin_round());
                 while let Some((tenant, of, may)) = turns.begin() {
-                    prop_assert_eq!(of, class(steps[tenant].1));
+                    prop_assert_eq!(of, class(steps[tenant.0].1));
                     let mut cost = 0;
                     while cost < may {
-                        cost += steps[tenant].0;
+                        cost += steps[tenant.0].0;
                     }
-                    spent[tenant] += cost;
+                    spent[tenant.0] += cost;
                     turns.end(tenant, of, cost, End::More);
                 }
             }
@@ -357,7 +362,7 @@ mod tests {
         ) {
             let mut turns = of(tenants);
             let mut got = vec![0; tenants];
-            (0..tenants).for_each(|tenant| turns.wait(tenant, LOW));
+            (0..tenants).for_each(|tenant| turns.wait(at(tenant), LOW));
             const FRAME: i64 = 1500;
             for _ in 0..1000 {
                 let mut free = frames;
@@ -373,7 +378,7 @@ mod tests {
                         }
                         free -= 1;
                         spent += FRAME;
-                        got[tenant] += 1;
+                        got[tenant.0] += 1;
                     };
                     turns.end(tenant, class, spent, why);
                 }
@@ -389,11 +394,11 @@ mod tests {
         fn the_highest_class_is_next(waits in proptest::collection::vec((0usize..5, 0u8..8, 1i64..QUANTUM), 1..60)) {
             let mut turns = of(5);
             for (tenant, number, cost) in waits {
-                turns.wait(tenant, class(number));
+                turns.wait(at(tenant), class(number));
                 turns.begin_round();
                 let able = |number: &u8| {
                     let ring = &turns.now.rings[usize::from(*number)];
-                    ring.iter().any(|at| turns.entries[*at].may(class(*number), turns.round) > 0)
+                    ring.iter().any(|at| turns.entries[at.0].may(class(*number), turns.round) > 0)
                 };
                 let highest = (0..8).rev().find(able);
                 let next = turns.begin();
@@ -408,55 +413,55 @@ mod tests {
     #[test]
     fn what_is_of_a_higher_class_goes_between_the_slices_of_others() {
         let mut turns = of(2);
-        turns.wait(0, LOW);
+        turns.wait(at(0), LOW);
         turns.begin_round();
-        assert_eq!(turns.begin(), Some((0, LOW, SLICE)));
-        turns.end(0, LOW, SLICE, End::More);
-        turns.wait(1, class(6));
-        turns.wait(1, class(7));
-        assert_eq!(turns.begin(), Some((1, class(7), SLICE)));
-        turns.end(1, class(7), 1, End::Idle);
-        assert_eq!(turns.begin(), Some((1, class(6), SLICE)));
-        turns.end(1, class(6), 1, End::Idle);
-        assert_eq!(turns.begin(), Some((0, LOW, SLICE)));
+        assert_eq!(turns.begin(), Some((at(0), LOW, SLICE)));
+        turns.end(at(0), LOW, SLICE, End::More);
+        turns.wait(at(1), class(6));
+        turns.wait(at(1), class(7));
+        assert_eq!(turns.begin(), Some((at(1), class(7), SLICE)));
+        turns.end(at(1), class(7), 1, End::Idle);
+        assert_eq!(turns.begin(), Some((at(1), class(6), SLICE)));
+        turns.end(at(1), class(6), 1, End::Idle);
+        assert_eq!(turns.begin(), Some((at(0), LOW, SLICE)));
     }
 
     #[test]
     fn own_best_effort_does_not_keep_a_tenants_higher_classes_for_a_round() {
         let mut turns = of(2);
-        turns.wait(0, LOW);
-        turns.wait(1, LOW);
+        turns.wait(at(0), LOW);
+        turns.wait(at(1), LOW);
         turns.begin_round();
-        assert_eq!(turns.begin(), Some((0, LOW, SLICE)));
-        turns.end(0, LOW, QUANTUM, End::More);
-        turns.wait(0, class(7));
-        assert_eq!(turns.begin(), Some((0, class(7), RESERVE.min(SLICE))));
-        turns.end(0, class(7), RESERVE, End::More);
+        assert_eq!(turns.begin(), Some((at(0), LOW, SLICE)));
+        turns.end(at(0), LOW, QUANTUM, End::More);
+        turns.wait(at(0), class(7));
+        assert_eq!(turns.begin(), Some((at(0), class(7), RESERVE.min(SLICE))));
+        turns.end(at(0), class(7), RESERVE, End::More);
         // That is all: the other's best effort is next.
-        assert_eq!(turns.begin(), Some((1, LOW, SLICE)));
-        turns.end(1, LOW, 1, End::Idle);
+        assert_eq!(turns.begin(), Some((at(1), LOW, SLICE)));
+        turns.end(at(1), LOW, 1, End::Idle);
         assert_eq!(turns.begin(), None);
         // It is owed.
         assert!(turns.begin_round());
-        assert_eq!(turns.begin(), Some((0, class(7), SLICE)));
+        assert_eq!(turns.begin(), Some((at(0), class(7), SLICE)));
         assert_eq!(turns.entries[0].deficit, QUANTUM - RESERVE);
     }
 
     #[test]
     fn who_has_a_little_to_do_all_the_time_keeps_nobody_from_the_next_round() {
         let mut turns = of(2);
-        turns.wait(0, LOW);
+        turns.wait(at(0), LOW);
         for _ in 0..10 {
-            turns.wait(1, LOW);
+            turns.wait(at(1), LOW);
             assert!(turns.begin_round());
             let mut spent = [0; 2];
             while let Some((tenant, class, may)) = turns.begin() {
-                let (cost, why) = if tenant == 0 {
+                let (cost, why) = if tenant == at(0) {
                     (may, End::More)
                 } else {
                     (1, End::Idle)
                 };
-                spent[tenant] += cost;
+                spent[tenant.0] += cost;
                 turns.end(tenant, class, cost, why);
             }
             assert_eq!(spent, [QUANTUM, 1]);
@@ -466,21 +471,21 @@ mod tests {
     #[test]
     fn who_was_idle_has_saved_nothing_and_who_is_in_debt_pays() {
         let mut turns = of(1);
-        turns.wait(0, LOW);
+        turns.wait(at(0), LOW);
         turns.begin_round();
-        assert_eq!(turns.begin(), Some((0, LOW, SLICE)));
-        turns.end(0, LOW, 10, End::Idle);
+        assert_eq!(turns.begin(), Some((at(0), LOW, SLICE)));
+        turns.end(at(0), LOW, 10, End::Idle);
         assert!(!turns.any());
         // In the same round it has what was left, in the next no more than a quantum.
-        turns.wait(0, LOW);
-        assert_eq!(turns.begin(), Some((0, LOW, SLICE)));
+        turns.wait(at(0), LOW);
+        assert_eq!(turns.begin(), Some((at(0), LOW, SLICE)));
         assert_eq!(turns.entries[0].deficit, QUANTUM - 10);
-        turns.end(0, LOW, 0, End::Idle);
+        turns.end(at(0), LOW, 0, End::Idle);
         assert_eq!(turns.begin(), None);
-        turns.wait(0, LOW);
+        turns.wait(at(0), LOW);
         assert!(turns.begin().is_some());
         assert_eq!(turns.entries[0].deficit, QUANTUM);
-        turns.end(0, LOW, 3 * QUANTUM + 1, End::More);
+        turns.end(at(0), LOW, 3 * QUANTUM + 1, End::More);
         assert_eq!(turns.begin(), None);
         // Two rounds pay the debt.
         for _ in 0..2 {

@@ -12,6 +12,7 @@ use super::tap::Passed;
 use super::track::{Listening, SourceKey, Verdict};
 use super::{State, fair};
 use crate::peering::message::SourceProgress;
+use crate::slots::{ChannelSlot, RemoteSlot};
 
 /// Datagrams that are kept at most to be judged again.
 const MOST_EARLY: usize = 64;
@@ -128,7 +129,7 @@ impl State {
 
     /// The remote lane with this incarnation. Datagrams mostly follow others of the same sender.
     #[inline]
-    fn sender(&mut self, incarnation: u32) -> Option<usize> {
+    fn sender(&mut self, incarnation: u32) -> Option<RemoteSlot> {
         match self.last_sender {
             Some((last, at)) if last == incarnation => Some(at),
             _ => {
@@ -141,7 +142,7 @@ impl State {
 
     /// The channel with this number. Messages mostly follow others of the same channel.
     #[inline]
-    fn channel(&mut self, id: u64) -> Option<usize> {
+    fn channel(&mut self, id: u64) -> Option<ChannelSlot> {
         match self.last_channel {
             Some((last, at)) if last == id => Some(at),
             _ => {
@@ -154,12 +155,17 @@ impl State {
 
     /// Takes a record as if a datagram had held it.
     #[cfg(test)]
-    pub(super) fn hostile(&mut self, remote: usize, header: &DatagramHeader, record: &Record<'_>) {
+    pub(super) fn hostile(
+        &mut self,
+        remote: RemoteSlot,
+        header: &DatagramHeader,
+        record: &Record<'_>,
+    ) {
         self.record(remote, header, record);
     }
 
     #[inline]
-    fn record(&mut self, remote: usize, header: &DatagramHeader, record: &Record<'_>) {
+    fn record(&mut self, remote: RemoteSlot, header: &DatagramHeader, record: &Record<'_>) {
         let h = &record.header;
         if h.kind == Kind::Acknowledge {
             return self.take_acknowledgement(remote, record);
@@ -248,8 +254,8 @@ impl State {
     #[cold]
     fn tap_received(
         &mut self,
-        remote: usize,
-        channel: usize,
+        remote: RemoteSlot,
+        channel: ChannelSlot,
         header: &DatagramHeader,
         record: &Record<'_>,
     ) {
@@ -479,7 +485,7 @@ impl State {
     }
 
     /// A remote lane has told how far its sources are: what was told the time before and has not arrived is lost.
-    pub(super) fn progress(&mut self, remote: usize, sources: &[SourceProgress]) {
+    pub(super) fn progress(&mut self, remote: RemoteSlot, sources: &[SourceProgress]) {
         let Some(label) = self.remotes.get(remote).map(|r| r.label) else {
             return;
         };
@@ -516,7 +522,7 @@ impl State {
 
     /// A remote lane is gone: what it had announced and has not arrived is lost. Unless it went cleanly, more may be
     /// missing than anybody can know, which is counted once for each of its sources.
-    pub(super) fn forget_sources(&mut self, remote: usize, clean: bool) {
+    pub(super) fn forget_sources(&mut self, remote: RemoteSlot, clean: bool) {
         self.forget_reliable_of(remote, clean);
         let Self {
             tracks,

@@ -8,10 +8,15 @@ use std::sync::atomic::Ordering;
 
 use super::session::Target;
 use super::tables::State;
+use crate::slots::{ChannelSlot, SessionSlot, SinkSlot, SourceSlot};
 
 impl State {
     /// Somebody listens to a channel from now on: this sink, or a lane elsewhere.
-    pub(super) fn listener_came(&mut self, channel: usize, sink: Option<(usize, usize)>) {
+    pub(super) fn listener_came(
+        &mut self,
+        channel: ChannelSlot,
+        sink: Option<(SessionSlot, SinkSlot)>,
+    ) {
         let Some(channel) = self.channels.get(channel) else {
             return;
         };
@@ -24,21 +29,21 @@ impl State {
                 continue;
             }
             let arena = session.arena().clone();
-            if let Some(Some(s)) = session.sources.get_mut(source) {
+            if let Some(s) = session.sources.get_mut(source) {
                 s.tell_listeners(&arena, s.others.saturating_add(1));
             }
         }
     }
 
     /// Some listen to a channel no more.
-    pub(super) fn listeners_went(&mut self, channel: usize) {
+    pub(super) fn listeners_went(&mut self, channel: ChannelSlot) {
         let Some(channel) = self.channels.get(channel) else {
             return;
         };
         self.looks += channel.direct.len();
         for &(at, source) in &channel.direct {
             let session = self.tenants.sessions.get_mut(at);
-            let source_there = session.and_then(|s| s.sources.get_mut(source)?.as_mut());
+            let source_there = session.and_then(|s| s.sources.get_mut(source));
             if let Some(s) = source_there
                 && !std::mem::replace(&mut s.recount, true)
             {
@@ -60,12 +65,12 @@ impl State {
     }
 
     /// Counts who listens to a source besides the sinks that have its messages from itself, and tells it.
-    pub(super) fn count_listeners(&mut self, (at, source): (usize, usize)) {
+    pub(super) fn count_listeners(&mut self, (at, source): (SessionSlot, SourceSlot)) {
         self.looks += 1;
         let Some(session) = self.tenants.sessions.get_mut(at) else {
             return;
         };
-        let Some(Some(s)) = session.sources.get_mut(source) else {
+        let Some(s) = session.sources.get_mut(source) else {
             return;
         };
         s.recount = false;
@@ -87,7 +92,7 @@ impl State {
         });
         let count = others.count() + channel.destinations.len();
         let arena = session.arena().clone();
-        if let Some(Some(s)) = session.sources.get_mut(source) {
+        if let Some(s) = session.sources.get_mut(source) {
             s.tell_listeners(&arena, u32::try_from(count).unwrap_or(u32::MAX));
         }
     }

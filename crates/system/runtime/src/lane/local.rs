@@ -15,6 +15,7 @@ use super::egress::{PER_SESSION, PER_TENANT, class_of};
 use super::session::{InProgress, LaneSource, Left, Target};
 use super::tenants::Given;
 use crate::config::{Departure, Late};
+use crate::slots::{SessionSlot, SourceSlot};
 
 /// Messages that fall due in a round.
 const BUDGET: usize = 64;
@@ -25,8 +26,8 @@ pub struct Waiting {
     launch_ns: i64,
     /// Among those of the same launch time they go as they came.
     arrival: u64,
-    pub session: usize,
-    pub source: usize,
+    pub session: SessionSlot,
+    pub source: SourceSlot,
     pub message: InProgress,
 }
 
@@ -132,7 +133,13 @@ impl Local {
     }
 
     /// A message waits.
-    pub fn push(&mut self, session: usize, source: usize, message: InProgress, launch_ns: i64) {
+    pub fn push(
+        &mut self,
+        session: SessionSlot,
+        source: SourceSlot,
+        message: InProgress,
+        launch_ns: i64,
+    ) {
         let arrival = self.arrivals;
         self.arrivals += 1;
         self.heap.push(Reverse(Waiting {
@@ -157,7 +164,7 @@ impl Local {
     }
 
     /// Takes out what waits of a session.
-    fn remove(&mut self, session: usize) -> Vec<(usize, InProgress)> {
+    fn remove(&mut self, session: SessionSlot) -> Vec<(SourceSlot, InProgress)> {
         let of = |other: &&Reverse<Waiting>| other.0.session == session;
         let removed = self.heap.iter().filter(of);
         let removed = removed.map(|Reverse(w)| (w.source, w.message)).collect();
@@ -178,8 +185,8 @@ impl State {
     #[inline]
     pub(super) fn wait_here(
         &mut self,
-        at: usize,
-        source: usize,
+        at: SessionSlot,
+        source: SourceSlot,
         message: &mut InProgress,
         now_ns: i64,
         pieces: &mut u16,
@@ -206,8 +213,8 @@ impl State {
     #[cold]
     fn keep_here(
         &mut self,
-        at: usize,
-        source: usize,
+        at: SessionSlot,
+        source: SourceSlot,
         message: &mut InProgress,
         launch_ns: i64,
         pieces: &mut u16,
@@ -228,7 +235,7 @@ impl State {
 
     /// The sinks of this lane do not get a message: it counts as lost there.
     #[cold]
-    fn lose_here(&mut self, at: usize, source: usize, message: &mut InProgress) {
+    fn lose_here(&mut self, at: SessionSlot, source: SourceSlot, message: &mut InProgress) {
         let sinks = std::mem::take(&mut message.sinks);
         if let Some(s) = self.tenants.source(at, source)
             && let Target::Channel(channel) = s.target
@@ -287,8 +294,8 @@ impl State {
     #[cold]
     pub(super) fn give_due(
         &mut self,
-        at: usize,
-        source: usize,
+        at: SessionSlot,
+        source: SourceSlot,
         now_ns: i64,
         left: &mut i64,
     ) -> Given {
@@ -318,8 +325,8 @@ impl State {
     /// A message does not wait for sinks of this lane any more.
     fn given_here(
         &mut self,
-        at: usize,
-        source: usize,
+        at: SessionSlot,
+        source: SourceSlot,
         message: &InProgress,
         given: Result<TaiTime, Outcome>,
     ) {
@@ -332,13 +339,12 @@ impl State {
     }
 
     /// A session is gone: what waits of it does so no more.
-    pub(super) fn withdraw_here(&mut self, at: usize) {
+    pub(super) fn withdraw_here(&mut self, at: SessionSlot) {
         let Some(session) = self.tenants.sessions.get(at) else {
             return;
         };
-        let sources = session.sources.iter().enumerate();
-        let due = sources.flat_map(|(source, s)| s.iter().map(move |s| (source, &s.due)));
-        let due = due.flat_map(|(source, due)| due.iter().map(move |m| (source, *m)));
+        let sources = session.sources.entries();
+        let due = sources.flat_map(|(source, s)| s.due.iter().map(move |m| (source, *m)));
         let mut waiting: Vec<_> = due.collect();
         waiting.extend(self.local.remove(at));
         for (source, message) in waiting {

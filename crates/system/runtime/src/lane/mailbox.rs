@@ -21,6 +21,7 @@ use crate::counters::{ChannelCounters, Counter};
 use crate::ids::{RemoteId, SessionId};
 use crate::peering::message::SourceProgress;
 use crate::policing::Policer;
+use crate::slots::{SinkSlot, SourceSlot};
 
 /// What the control thread tells a lane.
 pub enum Command {
@@ -33,7 +34,7 @@ pub enum Command {
     /// A new source of a session.
     AddSource {
         session: SessionId,
-        source: usize,
+        source: SourceSlot,
         block: SourceBlock,
         target: SourceTarget,
         carrier: Carrier,
@@ -47,17 +48,20 @@ pub enum Command {
     /// Something else carries what is taken from a source's ring from now on.
     Carry {
         session: SessionId,
-        source: usize,
+        source: SourceSlot,
         carrier: Carrier,
     },
     /// What a tenant's sessions send is held to its streams as they are now.
     Police { tenant: u32, policer: Arc<Policer> },
     /// No more will be emitted at this source; what is in its ring is still sent.
-    CloseSource { session: SessionId, source: usize },
+    CloseSource {
+        session: SessionId,
+        source: SourceSlot,
+    },
     /// A new sink of a session.
     AddSink {
         session: SessionId,
-        sink: usize,
+        sink: SinkSlot,
         block: SinkBlock,
         channel: ChannelId,
         notify: Option<OwnedFd>,
@@ -67,18 +71,18 @@ pub enum Command {
     /// Count the readers of a source's channel.
     Readers {
         session: SessionId,
-        source: usize,
+        source: SourceSlot,
         request: u32,
     },
     /// A sink gets the messages of a source from the source itself, from this epoch on, or does no more.
     Direct {
-        source: (SessionId, usize),
-        sink: (SessionId, usize),
+        source: (SessionId, SourceSlot),
+        sink: (SessionId, SinkSlot),
         epoch: u16,
         begins: bool,
     },
     /// The sink takes no more.
-    CloseSink { session: SessionId, sink: usize },
+    CloseSink { session: SessionId, sink: SinkSlot },
     /// A lane elsewhere: where its datagrams come from (nowhere: a lane of this node), its address at each of this
     /// lane's ports that ask for no way, and the longest payload that it takes from each port, no limit where none is
     /// given.
@@ -174,7 +178,7 @@ pub enum Event {
         count: u32,
     },
     /// The sink gets what is emitted from now on.
-    SinkOpened { session: SessionId, sink: usize },
+    SinkOpened { session: SessionId, sink: SinkSlot },
     /// A source writes a channel under this number; `left` counts the messages that have left the lane.
     SourceOpened {
         lane: usize,
@@ -183,11 +187,14 @@ pub enum Event {
         left: Arc<Counter>,
     },
     /// The source is gone, its block is free.
-    SourceClosed { session: SessionId, source: usize },
+    SourceClosed {
+        session: SessionId,
+        source: SourceSlot,
+    },
     /// No source writes under this number any more.
     SourceEnded { lane: usize, number: u32 },
     /// The sink is gone, its block is free.
-    SinkClosed { session: SessionId, sink: usize },
+    SinkClosed { session: SessionId, sink: SinkSlot },
     /// A channel came into use.
     ChannelOpened {
         lane: usize,

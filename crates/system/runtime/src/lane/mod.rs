@@ -52,6 +52,7 @@ use crate::config::{self, Limits};
 use crate::counters::LaneCounters;
 use crate::delays::DelayCounters;
 use crate::ids::{RemoteId, SessionId};
+use crate::slots::{RemoteSlot, SessionSlot};
 use departure::WakeMargin;
 pub use guard::LaneKeys;
 use ingress::Recipient;
@@ -85,8 +86,8 @@ pub struct Lane {
     index: usize,
     ports: Vec<LanePort>,
     state: State,
-    by_session: HashMap<SessionId, usize>,
-    by_remote: HashMap<RemoteId, usize>,
+    by_session: HashMap<SessionId, SessionSlot>,
+    by_remote: HashMap<RemoteId, RemoteSlot>,
     commands: Receiver<Command>,
     mailbox: Arc<Mailbox>,
     events: EventSender,

@@ -27,6 +27,7 @@ use super::{LanePort, State, fair};
 use crate::config::Carrier;
 use crate::counters::NetworkCounters;
 use crate::policing::{self, Flow};
+use crate::slots::{SessionSlot, SourceSlot};
 
 /// Octets of a frame's two addresses.
 const ADDRESSES: usize = 12;
@@ -457,7 +458,7 @@ impl State {
     pub(super) fn send_frame(
         &self,
         ports: &mut [LanePort],
-        from: (usize, usize),
+        from: (SessionSlot, SourceSlot),
         session: &LaneSession,
         owner: &Owner,
         progress: &mut InProgress,
@@ -535,7 +536,7 @@ impl State {
                     let piece = Piece {
                         session: from.0,
                         source: from.1,
-                        tenant: session.tenant as u32,
+                        tenant: session.tenant.0 as u32,
                         descriptor,
                         declared: admitted == Ok(true),
                         again: false,

@@ -10,6 +10,7 @@ use rustix::time::Timespec;
 use takt_time::TaiTime;
 
 use super::Lane;
+use crate::slots::SessionSlot;
 
 /// Longest sleep of a lane that holds messages back for their tenant's rates: those may be raised.
 const THROTTLE_CHECK: Duration = Duration::from_millis(100);
@@ -156,7 +157,7 @@ impl Lane {
             for event in &*ready {
                 let data = event.data;
                 if let Some(at) = data.u64().checked_sub(FIRST_BELL) {
-                    self.state.tenants.woken(at as usize);
+                    self.state.tenants.woken(SessionSlot(at as usize));
                 }
             }
             if ready.len() < EDGES {

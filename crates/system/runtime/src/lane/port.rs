@@ -10,6 +10,7 @@ use takt_time::{TaiTime, TrafficClass};
 use super::departure::Departures;
 use super::egress;
 use crate::counters::{DepartureCounters, LaneCounters, PortTraffic};
+use crate::slots::RemoteSlot;
 
 /// Most datagrams taken from one port in a round.
 pub(super) const RECEIVE_BUDGET: usize = 64;
@@ -31,7 +32,7 @@ pub struct LanePort {
     /// Its scheduler. Between lanes, where there is no link, it keeps launch times alone.
     pub(super) departures: Option<Box<Departures>>,
     /// Remote lanes with a datagram being filled here.
-    pub(super) open: Vec<usize>,
+    pub(super) open: Vec<RemoteSlot>,
     /// Frames may be waiting for `flush`.
     pub(super) dirty: bool,
     pub(super) interval: u32,

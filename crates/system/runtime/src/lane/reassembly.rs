@@ -9,6 +9,7 @@ use std::time::Duration;
 use takt_time::TrafficClass;
 
 use super::shares::{Pair, Shares};
+use crate::slots::{ChannelSlot, RemoteSlot, SessionSlot, SinkSlot, TenantSlot};
 
 /// Fewest payload bytes of a fragment that is not the last: bounds the bookkeeping of a message.
 const LEAST_STRIDE: usize = 256;
@@ -23,9 +24,9 @@ const OWN: usize = 2;
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// Index of the session on the lane.
-    pub session: usize,
+    pub session: SessionSlot,
     /// Index of the sink in its session.
-    pub sink: usize,
+    pub sink: SinkSlot,
     /// First chunk of the memory.
     pub chunk: u32,
 }
@@ -34,9 +35,9 @@ pub struct Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     /// Index of the sending lane.
-    pub remote: usize,
+    pub remote: RemoteSlot,
     /// Index of the channel.
-    pub channel: usize,
+    pub channel: ChannelSlot,
     /// Number of the source on its lane.
     pub source: u32,
     /// Low half of the sequence number.
@@ -106,8 +107,8 @@ impl Assembly {
     fn new(most_fragments: usize) -> Self {
         Self {
             key: Key {
-                remote: 0,
-                channel: 0,
+                remote: RemoteSlot(0),
+                channel: ChannelSlot(0),
                 source: 0,
                 sequence: 0,
             },
@@ -122,8 +123,8 @@ impl Assembly {
             // Zero pages until a long message comes.
             arrived: vec![0; most_fragments.div_ceil(64)],
             pair: Pair {
-                remote: 0,
-                tenant: 0,
+                remote: RemoteSlot(0),
+                tenant: TenantSlot(0),
             },
             deadline_ns: 0,
             last_ns: 0,
@@ -171,7 +172,7 @@ impl Reassembly {
     }
 
     /// Whether a message from this lane, for this tenant, finds a place, whatever others leave unfinished.
-    pub fn has_room(&self, remote: usize, tenant: usize) -> bool {
+    pub fn has_room(&self, remote: RemoteSlot, tenant: TenantSlot) -> bool {
         self.shares.has_room(Pair { remote, tenant })
     }
 
@@ -181,7 +182,7 @@ impl Reassembly {
         key: Key,
         full_sequence: u64,
         header: &Header,
-        tenant: usize,
+        tenant: TenantSlot,
         now_ns: i64,
     ) -> Option<usize> {
         let pair = Pair {
@@ -348,11 +349,13 @@ mod tests {
     use proptest::prelude::*;
 
     const KEY: Key = Key {
-        remote: 1,
-        channel: 2,
+        remote: RemoteSlot(1),
+        channel: ChannelSlot(2),
         source: 0,
         sequence: 3,
     };
+
+    const TENANT: TenantSlot = TenantSlot(0);
 
     fn header(length: u32, stride: u16) -> Header {
         Header {
@@ -372,7 +375,7 @@ mod tests {
             let mut reassembly = Reassembly::new(2, 1 << 20, Duration::from_secs(1));
             let h = header(length, stride);
             let count = length.div_ceil(u32::from(stride));
-            let at = reassembly.begin(KEY, 3, &h, 0, 0).expect("free");
+            let at = reassembly.begin(KEY, 3, &h, TENANT, 0).expect("free");
             for pick in &mut order {
                 *pick %= count;
             }
@@ -397,7 +400,7 @@ mod tests {
     fn a_fragment_that_contradicts_the_first_is_refused() {
         let mut reassembly = Reassembly::new(1, 1 << 20, Duration::from_secs(1));
         let at = reassembly
-            .begin(KEY, 3, &header(1000, 500), 0, 0)
+            .begin(KEY, 3, &header(1000, 500), TENANT, 0)
             .expect("free");
         assert_eq!(reassembly.note(at, 2000, 500, 1, 0), Fragment::Refused);
         assert_eq!(reassembly.note(at, 1000, 250, 1, 0), Fragment::Refused);
@@ -410,14 +413,14 @@ mod tests {
         let begun: Vec<usize> = (0..64)
             .map(|remote| {
                 let key = Key {
-                    remote: remote / OWN,
+                    remote: RemoteSlot(remote / OWN),
                     sequence: remote as u32,
                     ..KEY
                 };
-                let at = reassembly.begin(key, 0, &h, 0, 0).expect("its own");
+                let at = reassembly.begin(key, 0, &h, TENANT, 0).expect("its own");
                 let target = Target {
-                    session: 0,
-                    sink: 0,
+                    session: SessionSlot(0),
+                    sink: SinkSlot(0),
                     chunk: 0,
                 };
                 reassembly.get(at).targets.resize(2 * MOST_KEPT, target);
@@ -442,7 +445,7 @@ mod tests {
                 .map(kept)
                 .all(|kept| kept <= MOST_KEPT)
         );
-        assert!(reassembly.begin(KEY, 0, &h, 0, 0).is_some());
+        assert!(reassembly.begin(KEY, 0, &h, TENANT, 0).is_some());
     }
 
     #[test]
@@ -451,11 +454,13 @@ mod tests {
         let h = header(4000, 1400);
         let begin = |reassembly: &mut Reassembly, remote, tenant, sequence| {
             let key = Key {
-                remote,
+                remote: RemoteSlot(remote),
                 sequence,
                 ..KEY
             };
-            reassembly.begin(key, 0, &h, tenant, 0).is_some()
+            reassembly
+                .begin(key, 0, &h, TenantSlot(tenant), 0)
+                .is_some()
         };
         let fill = |reassembly: &mut Reassembly, remote, tenant| {
             let mut sequences = 0..64u32;
@@ -487,15 +492,15 @@ mod tests {
         let h = header(4000, 1400);
         for (sequence, session) in [(3, 0), (4, 1)] {
             let key = Key { sequence, ..KEY };
-            let at = reassembly.begin(key, 3, &h, 0, 0).expect("free");
+            let at = reassembly.begin(key, 3, &h, TENANT, 0).expect("free");
             let sinks = [0, session].map(|session| Target {
-                session,
-                sink: 0,
+                session: SessionSlot(session),
+                sink: SinkSlot(0),
                 chunk: 0,
             });
             reassembly.get(at).targets.extend(sinks);
         }
-        reassembly.retain_targets(|target| target.session != 0);
+        reassembly.retain_targets(|target| target.session != SessionSlot(0));
         assert_eq!(reassembly.find(KEY), None);
         assert!(reassembly.find(Key { sequence: 4, ..KEY }).is_some());
     }
@@ -504,7 +509,7 @@ mod tests {
     fn fragments_do_not_keep_a_message_for_ever() {
         let mut reassembly = Reassembly::new(1, 1 << 20, Duration::from_nanos(100));
         let h = header(3000, 300);
-        let at = reassembly.begin(KEY, 3, &h, 0, 0).expect("free");
+        let at = reassembly.begin(KEY, 3, &h, TENANT, 0).expect("free");
         let last = 100 + 3000 * NANOS_PER_BYTE;
         // Each comes in time, and the ninth just before the end.
         for index in 0..8 {
@@ -519,7 +524,7 @@ mod tests {
     fn silence_expires_a_message_and_each_fragment_extends_its_time() {
         let mut reassembly = Reassembly::new(1, 1 << 20, Duration::from_nanos(100));
         let h = header(1000, 300);
-        let at = reassembly.begin(KEY, 3, &h, 0, 0).expect("free");
+        let at = reassembly.begin(KEY, 3, &h, TENANT, 0).expect("free");
         reassembly.note(at, 1000, 300, 0, 80);
         assert_eq!(reassembly.expired(120), None);
         assert_eq!(reassembly.expired(180), Some(at));
@@ -537,7 +542,7 @@ mod tests {
             ..KEY
         };
         let mut begin = |key: Key| {
-            let begun = reassembly.begin(key, 0, &header(1000, 500), 0, 0);
+            let begun = reassembly.begin(key, 0, &header(1000, 500), TENANT, 0);
             begun.expect("free")
         };
         let before_wrap = begin(key(0, u32::MAX));

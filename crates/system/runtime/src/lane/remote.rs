@@ -14,6 +14,7 @@ use takt_wire::{ethernet, ipv4, ipv6, udp};
 
 use super::guard::Guard;
 use super::port::LanePort;
+use crate::slots::ChannelSlot;
 
 /// Padding that makes a last fragment as long as the others: at most one part in so many of a datagram.
 const MOST_PADDING: usize = 8;
@@ -38,7 +39,7 @@ pub struct Remote {
     /// Per port: the longest payload that the remote lane takes.
     takes: Vec<usize>,
     /// Channels on which it has sinks: indices into this lane's channels.
-    pub channels: HashSet<usize>,
+    pub channels: HashSet<ChannelSlot>,
     /// It has said goodbye: no message is sent to it any more.
     pub leaving: bool,
     /// Per port: the datagram being filled.

@@ -18,7 +18,6 @@ use takt_shm::{
 use takt_time::{TaiTime, TrafficClass};
 
 use super::egress::class_of;
-use super::endpoints::place;
 use super::fair;
 use super::members::Rest;
 use super::network::Owner;
@@ -28,6 +27,7 @@ use crate::counters::{Counter, SessionCounters};
 use crate::ids::SessionId;
 use crate::policing::{Flow, Offered, Policer, Verdict};
 use crate::policy::Rates;
+use crate::slots::{ChannelSlot, OutboundSlot, SinkSlot, Slots, SourceSlot, TenantSlot};
 
 /// Releases are taken from a sink's ring once so many descriptors are out: not on every delivery.
 const RECLAIM_AT: u32 = 64;
@@ -82,7 +82,7 @@ pub enum Put {
 #[derive(Clone, Debug)]
 pub enum Target {
     /// Messages of a channel.
-    Channel(usize),
+    Channel(ChannelSlot),
     /// Frames of a network, from this tenant's endpoint.
     Network(Arc<Owner>),
 }
@@ -173,7 +173,7 @@ pub struct LaneSource {
     /// Frames of its messages that wait in schedulers.
     pub departing: u32,
     /// Its place among the lane's reliable sources.
-    pub reliable: Option<usize>,
+    pub reliable: Option<OutboundSlot>,
     /// Its messages that not every sink has acknowledged.
     pub retained: u32,
     /// Its messages that sinks of its session have by reference.
@@ -313,7 +313,7 @@ impl InProgress {
 /// A sink: the lane's ring towards an application.
 #[derive(Debug)]
 pub struct LaneSink {
-    pub channel: usize,
+    pub channel: ChannelSlot,
     rx: Receive,
     release: Consumer<Release>,
     bell: SinkBellHost,
@@ -406,7 +406,7 @@ pub struct LaneSession {
     /// Whose it is: the number of the tenant in the runtime.
     pub tenant_id: u32,
     /// The same on its lane.
-    pub tenant: usize,
+    pub tenant: TenantSlot,
     arena: Arc<Arena>,
     map: ArenaMap,
     pub bell: LaneBellHost,
@@ -430,8 +430,8 @@ pub struct LaneSession {
     /// The sum of them.
     lent_bytes: usize,
     tx_departed: Vec<u32>,
-    pub sources: Vec<Option<LaneSource>>,
-    pub sinks: Vec<Option<LaneSink>>,
+    pub sources: Slots<SourceSlot, LaneSource>,
+    pub sinks: Slots<SinkSlot, LaneSink>,
     max_message: usize,
     classes: u8,
     /// What its tenant may send.
@@ -455,7 +455,7 @@ pub struct LaneSession {
     /// The application has left: the session goes with its last source.
     leaving: bool,
     /// Sinks that hold messages in its transmit region, or have, and the next one to be looked at.
-    own_sinks: Vec<usize>,
+    own_sinks: Vec<SinkSlot>,
     next_own: usize,
     /// The sink that is looked at next for releases.
     next_reclaimed: usize,
@@ -603,7 +603,7 @@ impl LaneSink {
     pub fn new(
         arena: &Arc<Arena>,
         block: SinkBlock,
-        channel: usize,
+        channel: ChannelSlot,
         notify: Option<OwnedFd>,
         mode: SinkMode,
     ) -> Result<Self, RingError> {
@@ -683,7 +683,7 @@ impl LaneSession {
         Self {
             id: parts.id,
             tenant_id: parts.tenant,
-            tenant: 0,
+            tenant: TenantSlot(0),
             rx: ReceiveMemory::new(parts.map.rx_bytes),
             arena: parts.arena,
             map: parts.map,
@@ -699,8 +699,8 @@ impl LaneSession {
             tx_lent: vec![0; chunks],
             lent_bytes: 0,
             tx_departed: vec![0; chunks],
-            sources: Vec::new(),
-            sinks: Vec::new(),
+            sources: Slots::default(),
+            sinks: Slots::default(),
             max_message: parts.max_message,
             classes: parts.classes,
             rates: parts.rates,
@@ -723,29 +723,30 @@ impl LaneSession {
     }
 
     /// The application has closed a source.
-    pub fn close_source(&mut self, source: usize) -> Result<(), Failure> {
+    pub fn close_source(&mut self, source: SourceSlot) -> Result<(), Failure> {
         match self.sources.get_mut(source) {
-            Some(Some(source)) => source.close(),
-            _ => Ok(()),
+            Some(source) => source.close(),
+            None => Ok(()),
         }
     }
 
     /// The application has left. What it had emitted is still sent.
     pub fn leave(&mut self) -> Result<(), Failure> {
         self.leaving = true;
-        (0..self.sources.len()).try_for_each(|source| self.close_source(source))
+        let mut sources = self.sources.places();
+        sources.try_for_each(|source| self.close_source(source))
     }
 
     /// The application has left, and nothing of it is on its way any more.
     pub fn has_left(&self) -> bool {
-        self.leaving && self.sources.iter().all(Option::is_none)
+        self.leaving && self.sources.is_empty()
     }
 
     /// The session ends as it is, without its sinks: counts what was emitted and is not sent.
     pub fn abandon(&mut self) {
-        let sources = self.sources.iter_mut().flatten();
+        let sources = self.sources.iter_mut();
         let waiting: u64 = sources.map(LaneSource::waiting).map(u64::from).sum();
-        let mut sources = self.sources.iter().flatten();
+        let mut sources = self.sources.iter();
         let under_way = |s: &LaneSource| s.current.is_some() || s.departing > 0 || s.retained > 0;
         let taken = match sources.any(under_way) {
             true => self.tx_holders.iter().filter(|&&held| held > 0).count() as u64,
@@ -756,8 +757,8 @@ impl LaneSession {
 
     /// Whether one of its sinks gets what the session itself emits.
     #[inline]
-    pub fn hears_itself(&self, sink: usize) -> bool {
-        matches!(self.sinks.get(sink), Some(Some(sink)) if !sink.mode.no_local)
+    pub fn hears_itself(&self, sink: SinkSlot) -> bool {
+        self.sinks.get(sink).is_some_and(|sink| !sink.mode.no_local)
     }
 
     /// The highest class of what its sources have next, the lowest if they have nothing; and what it cost to find out,
@@ -768,13 +769,13 @@ impl LaneSession {
             // Its tenant may use no other.
             return (TrafficClass::BEST_EFFORT, 0);
         }
-        let cost = fair::PEEK * self.sources.len() as i64;
+        let cost = fair::PEEK * self.sources.count() as i64;
         #[cfg(test)]
         {
-            self.peeked += self.sources.len() as u64;
+            self.peeked += self.sources.count() as u64;
         }
         let allowed = self.classes;
-        let sources = self.sources.iter_mut().flatten();
+        let sources = self.sources.iter_mut();
         let classes = sources.filter_map(LaneSource::next_class);
         // One that its tenant may not use is refused when it is taken.
         let classes = classes.filter(|class| permits(allowed, class.number()));
@@ -837,8 +838,8 @@ impl LaneSession {
     }
 
     /// Whose frames a source sends; `None`: it is gone, or sends messages.
-    pub fn owner(&self, source: usize) -> Option<&Owner> {
-        match &self.sources.get(source)?.as_ref()?.target {
+    pub fn owner(&self, source: SourceSlot) -> Option<&Owner> {
+        match &self.sources.get(source)?.target {
             Target::Network(owner) => Some(owner),
             Target::Channel(_) => None,
         }
@@ -849,8 +850,12 @@ impl LaneSession {
     }
 
     /// Takes the next descriptor of a source, checked. `Ok(None)`: nothing there.
-    pub fn take(&mut self, source: usize, now_ns: i64) -> Result<Option<TxDescriptor>, Failure> {
-        let Some(Some(s)) = self.sources.get_mut(source) else {
+    pub fn take(
+        &mut self,
+        source: SourceSlot,
+        now_ns: i64,
+    ) -> Result<Option<TxDescriptor>, Failure> {
+        let Some(s) = self.sources.get_mut(source) else {
             return Ok(None);
         };
         if s.closing == Some(0) {
@@ -923,7 +928,7 @@ impl LaneSession {
             )));
         }
         self.tx_holders[at] = 1;
-        self.tx_source[at] = source as u16;
+        self.tx_source[at] = source.0 as u16;
         self.tx_token[at] = descriptor.token;
         self.tx_outcome[at] = Outcome::Sent as u8;
         self.tx_launch[at] = match descriptor.flags & FLAG_LAUNCH_TIME {
@@ -958,7 +963,7 @@ impl LaneSession {
             Some(owner) => std::mem::replace(owner, EMITTED),
         };
         let bytes = self.rx.block_len(chunk);
-        if let Some(Some(s)) = self.sinks.get_mut(usize::from(owner) - 1) {
+        if let Some(s) = self.sinks.get_mut(SinkSlot(usize::from(owner) - 1)) {
             let held = &mut s.held[usize::from(is_large(bytes))];
             *held = held.saturating_sub(bytes);
             s.outstanding -= 1;
@@ -1013,13 +1018,13 @@ impl LaneSession {
     }
 
     /// So many frames of an emitted message wait in schedulers: it is held until all have left.
-    pub fn hold(&mut self, source: usize, chunk: u32, frames: u16) {
+    pub fn hold(&mut self, source: SourceSlot, chunk: u32, frames: u16) {
         let at = self.slot(chunk);
         if let Some(holders) = self.tx_holders.get_mut(at) {
             *holders = holders.saturating_add(frames);
         }
         self.departing += u32::from(frames);
-        if let Some(Some(source)) = self.sources.get_mut(source) {
+        if let Some(source) = self.sources.get_mut(source) {
             source.departing += u32::from(frames);
         }
     }
@@ -1027,12 +1032,12 @@ impl LaneSession {
     /// One of those frames has left at this instant, or was dropped for this reason. `None`: its message is told nothing of it.
     pub fn departed(
         &mut self,
-        source: usize,
+        source: SourceSlot,
         chunk: u32,
         left: Option<Result<Left, Outcome>>,
     ) -> Result<(), Failure> {
         self.departing -= 1;
-        if let Some(Some(source)) = self.sources.get_mut(source) {
+        if let Some(source) = self.sources.get_mut(source) {
             source.departing -= 1;
         }
         let slot = self.slot(chunk);
@@ -1065,7 +1070,7 @@ impl LaneSession {
             self.free_received(chunk & !RX_REGION);
         }
         // The source may be closed by now: then nobody waits for the completion.
-        let Some(Some(source)) = self.sources.get_mut(usize::from(self.tx_source[at])) else {
+        let Some(source) = self.sources.get_mut(self.source_of(at)) else {
             return Ok(());
         };
         source.lent = source.lent.saturating_sub(u32::from(lent > 0));
@@ -1102,21 +1107,24 @@ impl LaneSession {
     }
 
     /// Takes releases if they have piled up, and says whether the sink has room for a descriptor.
-    fn admit(&mut self, sink: usize) -> Result<bool, Failure> {
-        let Some(Some(s)) = self.sinks.get(sink) else {
+    fn admit(&mut self, sink: SinkSlot) -> Result<bool, Failure> {
+        let Some(s) = self.sinks.get(sink) else {
             return Ok(false);
         };
         if s.outstanding >= RECLAIM_AT.min(s.block.depth / 2).max(1) {
             self.reclaim(sink)?;
         }
-        Ok(self.sinks[sink]
-            .as_ref()
-            .is_some_and(|s| s.outstanding < s.block.depth))
+        let sink = self.sinks.get(sink);
+        Ok(sink.is_some_and(|s| s.outstanding < s.block.depth))
     }
 
     /// Room for a message at a sink: a place for its descriptor and memory for its payload. What has none is dropped,
     /// and counts as such.
-    pub fn place(&mut self, sink: usize, length: usize) -> Result<Result<u32, Delivery>, Failure> {
+    pub fn place(
+        &mut self,
+        sink: SinkSlot,
+        length: usize,
+    ) -> Result<Result<u32, Delivery>, Failure> {
         let placed = self.try_place(sink, length)?;
         Ok(placed.map_err(|delivery| self.dropped(sink, delivery)))
     }
@@ -1124,7 +1132,7 @@ impl LaneSession {
     /// The same, without a count of what has no room: it may come again.
     pub fn try_place(
         &mut self,
-        sink: usize,
+        sink: SinkSlot,
         length: usize,
     ) -> Result<Result<u32, Delivery>, Failure> {
         if !self.admit(sink)? {
@@ -1133,11 +1141,10 @@ impl LaneSession {
         // A sink that never consumes may not take the memory of its session's other sinks.
         let quota = self.quota(length);
         let kind = usize::from(is_large(length));
-        let exceeded =
-            |s: &Option<LaneSink>| s.as_ref().is_some_and(|s| s.held[kind] + length > quota);
-        if exceeded(&self.sinks[sink]) {
+        let exceeded = |s: Option<&LaneSink>| s.is_some_and(|s| s.held[kind] + length > quota);
+        if exceeded(self.sinks.get(sink)) {
             self.reclaim(sink)?;
-            if exceeded(&self.sinks[sink]) {
+            if exceeded(self.sinks.get(sink)) {
                 return Ok(Err(Delivery::DroppedMemory));
             }
         }
@@ -1145,17 +1152,17 @@ impl LaneSession {
         if chunk.is_none() {
             // Some others, from where the last search ended: a session may have very many.
             self.free_orphans();
-            for _ in 0..self.sinks.len().min(MOST_SEARCHED) {
-                self.next_reclaimed = (self.next_reclaimed + 1) % self.sinks.len();
-                self.reclaim(self.next_reclaimed)?;
+            for _ in 0..self.sinks.count().min(MOST_SEARCHED) {
+                self.next_reclaimed = (self.next_reclaimed + 1) % self.sinks.count();
+                self.reclaim(SinkSlot(self.next_reclaimed))?;
             }
             chunk = self.rx.allocate(length);
         }
         let Some(chunk) = chunk else {
             return Ok(Err(Delivery::DroppedMemory));
         };
-        self.rx_owner[chunk as usize] = sink as u16 + 1;
-        if let Some(Some(s)) = self.sinks.get_mut(sink) {
+        self.rx_owner[chunk as usize] = sink.0 as u16 + 1;
+        if let Some(s) = self.sinks.get_mut(sink) {
             s.held[kind] += self.rx.block_len(chunk);
             // Reserved from now on: fragments of a message arrive over a while.
             s.outstanding += 1;
@@ -1165,8 +1172,8 @@ impl LaneSession {
     }
 
     /// A reliable source waits, and this sink has no room. False: that is known already.
-    pub fn is_full(&mut self, sink: usize, now_ns: i64) -> bool {
-        let Some(Some(s)) = self.sinks.get_mut(sink) else {
+    pub fn is_full(&mut self, sink: SinkSlot, now_ns: i64) -> bool {
+        let Some(s) = self.sinks.get_mut(sink) else {
             return false;
         };
         let begins = s.full_since_ns == i64::MAX;
@@ -1175,14 +1182,14 @@ impl LaneSession {
     }
 
     /// The same, and whether a source of this patience goes on waiting: `None` for ever.
-    pub fn is_waited_for(&mut self, sink: usize, patience_ns: Option<i64>, now_ns: i64) -> bool {
+    pub fn is_waited_for(&mut self, sink: SinkSlot, patience_ns: Option<i64>, now_ns: i64) -> bool {
         self.is_full(sink, now_ns);
         !self.is_done_without(sink, patience_ns, now_ns)
     }
 
     /// Whether a source of this patience has waited long enough for this sink.
-    pub fn is_done_without(&self, sink: usize, patience_ns: Option<i64>, now_ns: i64) -> bool {
-        let Some(Some(s)) = self.sinks.get(sink) else {
+    pub fn is_done_without(&self, sink: SinkSlot, patience_ns: Option<i64>, now_ns: i64) -> bool {
+        let Some(s) = self.sinks.get(sink) else {
             return true;
         };
         patience_ns.is_some_and(|patience_ns| {
@@ -1193,8 +1200,8 @@ impl LaneSession {
     }
 
     /// Somebody begins to wait for sinks of its channel, of which it may be one. `room`: for how many messages it has some.
-    pub fn wait_begins(&mut self, sink: usize, room: u32, now_ns: i64) {
-        if let Some(Some(s)) = self.sinks.get_mut(sink) {
+    pub fn wait_begins(&mut self, sink: SinkSlot, room: u32, now_ns: i64) {
+        if let Some(s) = self.sinks.get_mut(sink) {
             if s.takes == Takes::Something && s.outstanding > 0 {
                 s.takes = Takes::NothingYet;
             }
@@ -1205,8 +1212,8 @@ impl LaneSession {
     }
 
     /// Somebody has waited in vain for a sink of its channel.
-    pub fn wait_ends_in_vain(&mut self, sink: usize) {
-        if let Some(Some(s)) = self.sinks.get_mut(sink)
+    pub fn wait_ends_in_vain(&mut self, sink: SinkSlot) {
+        if let Some(s) = self.sinks.get_mut(sink)
             && s.takes == Takes::NothingYet
         {
             s.takes = Takes::Nothing;
@@ -1214,8 +1221,8 @@ impl LaneSession {
     }
 
     /// It is done without. False: it is already.
-    pub fn cut_off(&mut self, sink: usize) -> bool {
-        let sink = self.sinks.get_mut(sink).and_then(Option::as_mut);
+    pub fn cut_off(&mut self, sink: SinkSlot) -> bool {
+        let sink = self.sinks.get_mut(sink);
         sink.is_some_and(|s| !std::mem::replace(&mut s.cut_off, true))
     }
 
@@ -1230,10 +1237,10 @@ impl LaneSession {
     }
 
     /// For how many messages of this length a sink has room, as far as it alone decides.
-    pub fn room(&mut self, sink: usize, length: usize) -> Result<u32, Failure> {
+    pub fn room(&mut self, sink: SinkSlot, length: usize) -> Result<u32, Failure> {
         self.reclaim(sink)?;
         let quota = self.quota(length);
-        let Some(Some(s)) = self.sinks.get(sink) else {
+        let Some(s) = self.sinks.get(sink) else {
             return Ok(0);
         };
         let free = quota.saturating_sub(s.held[usize::from(is_large(length))]);
@@ -1243,19 +1250,19 @@ impl LaneSession {
     }
 
     /// An emitted message is held until every receiver has acknowledged it.
-    pub fn retain(&mut self, source: usize, chunk: u32) {
+    pub fn retain(&mut self, source: SourceSlot, chunk: u32) {
         let at = self.slot(chunk);
         if let Some(holders) = self.tx_holders.get_mut(at) {
             *holders += 1;
         }
-        if let Some(Some(source)) = self.sources.get_mut(source) {
+        if let Some(source) = self.sources.get_mut(source) {
             source.retained += 1;
         }
     }
 
     /// Every receiver has it, or does without.
-    pub fn acknowledged(&mut self, source: usize, chunk: u32) -> Result<(), Failure> {
-        if let Some(Some(source)) = self.sources.get_mut(source) {
+    pub fn acknowledged(&mut self, source: SourceSlot, chunk: u32) -> Result<(), Failure> {
+        if let Some(source) = self.sources.get_mut(source) {
             source.retained -= 1;
         }
         self.release(chunk)
@@ -1284,8 +1291,13 @@ impl LaneSession {
     }
 
     /// Gives a placed message to its sink. The entry is shown by [`show`](Self::show).
-    pub fn deliver(&mut self, sink: usize, chunk: u32, meta: &Meta) -> Result<Delivery, Failure> {
-        let Some(Some(s)) = self.sinks.get_mut(sink) else {
+    pub fn deliver(
+        &mut self,
+        sink: SinkSlot,
+        chunk: u32,
+        meta: &Meta,
+    ) -> Result<Delivery, Failure> {
+        let Some(s) = self.sinks.get_mut(sink) else {
             return Ok(Delivery::DroppedFull);
         };
         let entry = RxDescriptor {
@@ -1326,7 +1338,7 @@ impl LaneSession {
     /// hold too much already, or the message was received; copy this one.
     pub fn deliver_own(
         &mut self,
-        sink: usize,
+        sink: SinkSlot,
         chunk: u32,
         meta: &Meta,
     ) -> Result<Option<Put>, Failure> {
@@ -1337,7 +1349,7 @@ impl LaneSession {
             return Ok(Some(Put::NoRoom(Delivery::DroppedFull)));
         }
         let may_lend = self.may_lend(chunk as usize, meta.length as usize);
-        let Some(Some(s)) = self.sinks.get_mut(sink) else {
+        let Some(s) = self.sinks.get_mut(sink) else {
             return Ok(Some(Put::NoRoom(Delivery::DroppedFull)));
         };
         if s.own.len() == MOST_OWN || !may_lend {
@@ -1353,7 +1365,7 @@ impl LaneSession {
         let at = chunk as usize;
         self.tx_holders[at] += 1;
         if self.tx_lent[at] == 0
-            && let Some(Some(source)) = self.sources.get_mut(usize::from(self.tx_source[at]))
+            && let Some(source) = self.sources.get_mut(self.source_of(at))
         {
             self.tx_lent[at] = meta.length.max(1);
             self.lent_bytes += self.tx_lent[at] as usize;
@@ -1363,27 +1375,31 @@ impl LaneSession {
         Ok(Some(Put::Done(delivered)))
     }
 
+    /// The source of the emitted message that starts at a place.
+    fn source_of(&self, slot: usize) -> SourceSlot {
+        SourceSlot(usize::from(self.tx_source[slot]))
+    }
+
     /// Whether sinks of this session may have a message by reference: at most half of what its source may have under way, and
     /// half of the session's memory to send from, or one message. A sink that takes nothing does not hold up its source.
     fn may_lend(&self, chunk: usize, length: usize) -> bool {
         if self.tx_lent[chunk] > 0 {
             return true;
         }
-        let source = self.sources.get(usize::from(self.tx_source[chunk]));
-        let source = source.and_then(Option::as_ref);
+        let source = self.sources.get(self.source_of(chunk));
         source.is_some_and(|source| source.lent < source.depth / 2)
             && (self.lent_bytes == 0 || self.lent_bytes + length <= self.map.tx_bytes / 2)
     }
 
     /// Takes back a placed message that will not be delivered.
-    pub fn withdraw(&mut self, sink: usize, chunk: u32) {
+    pub fn withdraw(&mut self, sink: SinkSlot, chunk: u32) {
         // Placed or held by the lane itself, so it is there and letting go cannot be a violation.
         let _ = self.give_back(sink, chunk);
     }
 
     /// One message less at a sink: its memory is free again if nobody else holds it.
-    fn give_back(&mut self, sink: usize, chunk: u32) -> Result<(), Failure> {
-        let Some(Some(s)) = self.sinks.get_mut(sink) else {
+    fn give_back(&mut self, sink: SinkSlot, chunk: u32) -> Result<(), Failure> {
+        let Some(s) = self.sinks.get_mut(sink) else {
             return Ok(());
         };
         if chunk & TX_REGION != 0 {
@@ -1397,7 +1413,7 @@ impl LaneSession {
             s.outstanding -= 1;
             return self.release(chunk);
         }
-        if self.rx_owner.get(chunk as usize) != Some(&(sink as u16 + 1)) {
+        if self.rx_owner.get(chunk as usize) != Some(&(sink.0 as u16 + 1)) {
             return Err(violation(format!(
                 "receive chunk {chunk} released, but not received by this sink"
             )));
@@ -1413,8 +1429,8 @@ impl LaneSession {
     }
 
     /// A sink does without a message: counts it.
-    pub fn dropped(&mut self, sink: usize, delivery: Delivery) -> Delivery {
-        if let Some(Some(s)) = self.sinks.get_mut(sink) {
+    pub fn dropped(&mut self, sink: SinkSlot, delivery: Delivery) -> Delivery {
+        if let Some(s) = self.sinks.get_mut(sink) {
             match delivery {
                 Delivery::DroppedFull => {
                     s.dropped_full += 1;
@@ -1431,8 +1447,8 @@ impl LaneSession {
     }
 
     /// Corrects a sink's count of lost messages.
-    pub fn add_lost(&mut self, sink: usize, change: i64) {
-        if let Some(Some(s)) = self.sinks.get_mut(sink) {
+    pub fn add_lost(&mut self, sink: SinkSlot, change: i64) {
+        if let Some(s) = self.sinks.get_mut(sink) {
             s.lost = s.lost.saturating_add_signed(change);
             if change > 0 {
                 self.counters.lost.add(change as u64);
@@ -1441,8 +1457,8 @@ impl LaneSession {
     }
 
     /// Takes what the application has released at a sink. True: all of it.
-    pub fn reclaim(&mut self, sink: usize) -> Result<bool, Failure> {
-        let Some(Some(s)) = self.sinks.get_mut(sink) else {
+    pub fn reclaim(&mut self, sink: SinkSlot) -> Result<bool, Failure> {
+        let Some(s) = self.sinks.get_mut(sink) else {
             return Ok(true);
         };
         let released = s
@@ -1451,7 +1467,7 @@ impl LaneSession {
             .map_err(|e| ring_violation("release ring", &e))?;
         let count = released.min(MOST_RECLAIMED);
         for _ in 0..count {
-            let Some(Some(s)) = self.sinks.get_mut(sink) else {
+            let Some(s) = self.sinks.get_mut(sink) else {
                 return Ok(true);
             };
             let Some(chunk) = s
@@ -1464,7 +1480,7 @@ impl LaneSession {
             self.give_back(sink, chunk)?;
         }
         if count > 0
-            && let Some(Some(s)) = self.sinks.get_mut(sink)
+            && let Some(s) = self.sinks.get_mut(sink)
         {
             s.release.release();
             s.takes = Takes::Something;
@@ -1485,12 +1501,12 @@ impl LaneSession {
                 continue;
             }
             match self.sinks.get_mut(sink) {
-                Some(Some(s)) if !s.own.is_empty() => self.next_own += 1,
-                Some(Some(s)) => {
+                Some(s) if !s.own.is_empty() => self.next_own += 1,
+                Some(s) => {
                     s.listed = false;
                     self.own_sinks.swap_remove(self.next_own);
                 }
-                _ => {
+                None => {
                     self.own_sinks.swap_remove(self.next_own);
                 }
             }
@@ -1501,22 +1517,22 @@ impl LaneSession {
     /// Attaches a sink to its rings, at its number.
     pub fn add_sink(
         &mut self,
-        at: usize,
+        at: SinkSlot,
         block: SinkBlock,
-        channel: usize,
+        channel: ChannelSlot,
         notify: Option<OwnedFd>,
         mode: SinkMode,
     ) -> Result<(), RingError> {
         let sink = LaneSink::new(&self.arena, block, channel, notify, mode)?;
-        place(&mut self.sinks, at, sink);
+        self.sinks.put(at, sink);
         self.own_sinks
-            .reserve(self.sinks.len() - self.own_sinks.len().min(self.sinks.len()));
+            .reserve(self.sinks.count() - self.own_sinks.len().min(self.sinks.count()));
         Ok(())
     }
 
     /// Shows a sink's new entries and counters, and wakes who waits. True if somebody did.
-    pub fn show(&mut self, sink: usize) -> bool {
-        let Some(Some(s)) = self.sinks.get_mut(sink) else {
+    pub fn show(&mut self, sink: SinkSlot) -> bool {
+        let Some(s) = self.sinks.get_mut(sink) else {
             return false;
         };
         s.publish(&self.arena);
@@ -1531,15 +1547,15 @@ impl LaneSession {
     }
 
     /// Shows a sink's new entries to who looks at them by itself. Who waits is woken by [`show`](Self::show).
-    pub fn publish(&mut self, sink: usize) {
-        if let Some(Some(s)) = self.sinks.get_mut(sink) {
+    pub fn publish(&mut self, sink: SinkSlot) {
+        if let Some(s) = self.sinks.get_mut(sink) {
             s.publish(&self.arena);
         }
     }
 
     /// Closes all sinks of a session that gets no other: its memory goes with it. Returns their channels.
-    pub fn remove_sinks(&mut self) -> Vec<usize> {
-        let removed: Vec<LaneSink> = self.sinks.iter_mut().filter_map(Option::take).collect();
+    pub fn remove_sinks(&mut self) -> Vec<ChannelSlot> {
+        let removed = self.sinks.take_all();
         self.own_sinks.clear();
         for chunk in removed.iter().flat_map(|sink| &sink.own) {
             let _ = self.release(*chunk);
@@ -1563,8 +1579,8 @@ impl LaneSession {
 
     /// Frees what closed sinks had received, once all has been taken that sources had emitted by then.
     fn free_orphans(&mut self) {
-        let mut sources = self.sources.iter().flatten();
-        if self.orphaned && sources.all(|source| source.taken >= source.awaited) {
+        let taken = |source: &LaneSource| source.taken >= source.awaited;
+        if self.orphaned && self.sources.iter().all(taken) {
             self.orphaned = false;
             self.free_owned_by(ORPHAN, false);
         }
@@ -1577,18 +1593,18 @@ impl LaneSession {
     }
 
     /// Closes a sink and frees all memory that it holds: its application no longer looks at it.
-    pub fn remove_sink(&mut self, sink: usize) -> Option<LaneSink> {
-        let mut removed = self.sinks.get_mut(sink)?.take()?;
+    pub fn remove_sink(&mut self, sink: SinkSlot) -> Option<LaneSink> {
+        let mut removed = self.sinks.remove(sink)?;
         self.own_sinks.retain(|own| *own != sink);
         if removed.held != [0; 2] {
             // What it had received may be in the rings of sources by now.
             let mut awaited = false;
-            for source in self.sources.iter_mut().flatten() {
+            for source in self.sources.iter_mut() {
                 let waiting = u64::from(source.waiting());
                 source.awaited = source.taken + waiting;
                 awaited |= waiting > 0;
             }
-            self.free_owned_by(sink as u16 + 1, awaited);
+            self.free_owned_by(sink.0 as u16 + 1, awaited);
         }
         for chunk in std::mem::take(&mut removed.own) {
             let _ = self.release(chunk);

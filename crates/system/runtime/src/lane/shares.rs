@@ -6,13 +6,14 @@
 //! pairs. Whatever others hold, each pair has some of its own: there are as many more places then. Peers are
 //! authenticated and tenants configured, so that pairs are few.
 
+use crate::slots::{RemoteSlot, TenantSlot};
 use std::collections::HashMap;
 
 /// Whom something comes from, and for whom: index of the sending lane, and of the receiving tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pair {
-    pub remote: usize,
-    pub tenant: usize,
+    pub remote: RemoteSlot,
+    pub tenant: TenantSlot,
 }
 
 /// How many places are in use, and by whom.
@@ -84,6 +85,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn pair(remote: usize, tenant: usize) -> Pair {
+        Pair {
+            remote: RemoteSlot(remote),
+            tenant: TenantSlot(tenant),
+        }
+    }
+
     proptest! {
         /// Whatever others take and give back: each pair finds its own places, one that is alone gets half of all at most,
         /// and no peer or tenant with all of its pairs all of them.
@@ -94,7 +102,7 @@ mod tests {
             let mut shares = Shares::new(places, own);
             let mut taken: HashMap<Pair, usize> = HashMap::new();
             for (remote, tenant, act) in acts {
-                let pair = Pair { remote, tenant };
+                let pair = pair(remote, tenant);
                 let held = taken.entry(pair).or_default();
                 if act == 0 && *held > 0 {
                     *held -= 1;
@@ -113,8 +121,8 @@ mod tests {
                     let by = |same: &dyn Fn(&Pair) -> bool| -> usize {
                         taken.iter().filter(|(pair, _)| same(pair)).map(|(_, held)| held).sum()
                     };
-                    prop_assert!(by(&|pair| pair.remote == of) <= places * 3 / 4 + 1 + 4 * own);
-                    prop_assert!(by(&|pair| pair.tenant == of) <= places * 3 / 4 + 1 + 4 * own);
+                    prop_assert!(by(&|pair| pair.remote.0 == of) <= places * 3 / 4 + 1 + 4 * own);
+                    prop_assert!(by(&|pair| pair.tenant.0 == of) <= places * 3 / 4 + 1 + 4 * own);
                 }
             }
         }
@@ -124,7 +132,7 @@ mod tests {
     fn who_takes_all_it_can_leaves_half_of_the_rest_to_others() {
         let mut shares = Shares::new(64, 1);
         let mut fill = |remote, tenant| {
-            let pair = Pair { remote, tenant };
+            let pair = pair(remote, tenant);
             let took = std::iter::from_fn(|| shares.has_room(pair).then(|| shares.take(pair)));
             took.count()
         };

@@ -3,7 +3,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use slab::Slab;
 use takt_clock::Clock;
 
 use super::arrivals::Arrivals;
@@ -21,6 +20,7 @@ use super::tenants::Tenants;
 use super::track::Tracks;
 use crate::config::Limits;
 use crate::counters::LaneCounters;
+use crate::slots::{ChannelSlot, RemoteSlot, SessionSlot, SourceSlot, Table};
 
 /// Longest datagram that may be decrypted: the longest that UDP can carry.
 const LONGEST_DATAGRAM: usize = 1 << 16;
@@ -37,12 +37,12 @@ pub(super) struct State {
     pub(super) tenants: Tenants,
     pub(super) channels: Channels,
     pub(super) networks: Vec<Network>,
-    pub(super) remotes: Slab<Remote>,
-    pub(super) by_incarnation: HashMap<u32, usize, foldhash::fast::RandomState>,
+    pub(super) remotes: Table<RemoteSlot, Remote>,
+    pub(super) by_incarnation: HashMap<u32, RemoteSlot, foldhash::fast::RandomState>,
     /// Two peers have said that they have the same incarnation.
     pub(super) same_incarnation: bool,
-    pub(super) last_sender: Option<(u32, usize)>,
-    pub(super) last_channel: Option<(u64, usize)>,
+    pub(super) last_sender: Option<(u32, RemoteSlot)>,
+    pub(super) last_channel: Option<(u64, ChannelSlot)>,
     pub(super) reassembly: Reassembly,
     /// Messages that wait for sinks of this lane.
     pub(super) local: Local,
@@ -58,9 +58,9 @@ pub(super) struct State {
     /// What looks at sinks for room have cost in this round.
     pub(super) recovery_cost: i64,
     pub(super) max_message: usize,
-    pub(super) finished_sources: Vec<(usize, usize)>,
+    pub(super) finished_sources: Vec<(SessionSlot, SourceSlot)>,
     /// Sources for which it is to be counted again who else listens: indices of session and source.
-    pub(super) recounts: VecDeque<(usize, usize)>,
+    pub(super) recounts: VecDeque<(SessionSlot, SourceSlot)>,
     /// Sources, sinks and rings that were looked at for commands in this round.
     pub(super) looks: usize,
     /// Some source waits for room in a scheduler.
@@ -90,7 +90,7 @@ impl State {
             tenants: Tenants::default(),
             channels: Channels::default(),
             networks: Vec::new(),
-            remotes: Slab::new(),
+            remotes: Table::default(),
             by_incarnation: HashMap::default(),
             same_incarnation: false,
             last_sender: None,

@@ -4,7 +4,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use slab::Slab;
 use takt_session::Failure;
 use takt_session::layout::Outcome;
 use takt_time::TrafficClass;
@@ -19,6 +18,7 @@ use super::session::{
 use crate::counters::ChannelCounters;
 use crate::policing::Policer;
 use crate::policy::Rates;
+use crate::slots::{ChannelSlot, SessionSlot, SinkSlot, SourceSlot, Table, TenantSlot};
 
 /// Bytes of a message that are copied before it is asked whether the turn goes on.
 const PIECE: usize = 32 << 10;
@@ -58,9 +58,9 @@ struct Tenant {
     id: u32,
     sessions: usize,
     /// Sessions with something to do, in the order of their turns, by the highest class of what that is.
-    waiting: [VecDeque<usize>; TrafficClass::COUNT],
+    waiting: [VecDeque<SessionSlot>; TrafficClass::COUNT],
     /// Sinks with entries to show: indices of session and sink, each once in a class.
-    pending: [VecDeque<(usize, usize)>; TrafficClass::COUNT],
+    pending: [VecDeque<(SessionSlot, SinkSlot)>; TrafficClass::COUNT],
     /// Of [`MOST_SHOWN`] and [`MOST_WOKEN`], what is left of the present showing.
     showing: Showing,
     sinks: usize,
@@ -103,7 +103,7 @@ impl Showing {
 impl Tenant {
     /// A session waits behind the others of its tenant in a class, once.
     #[inline]
-    fn line_up(&mut self, at: usize, session: &mut LaneSession, class: TrafficClass) {
+    fn line_up(&mut self, at: SessionSlot, session: &mut LaneSession, class: TrafficClass) {
         let bit = 1 << class.number();
         if session.waiting & bit == 0 {
             session.waiting |= bit;
@@ -115,7 +115,7 @@ impl Tenant {
     #[inline]
     fn enqueue(
         &mut self,
-        at: usize,
+        at: SessionSlot,
         session: &mut LaneSession,
         class: TrafficClass,
         turns: &mut RoundRobin,
@@ -130,7 +130,12 @@ impl Tenant {
 /// The session has something to do, in the highest class that its sources have: its tenant is charged for finding out.
 /// One that has nothing left for that is not looked at: in a turn of the lowest class it is served whatever it has.
 #[inline]
-fn enqueue(at: usize, session: &mut LaneSession, list: &mut Slab<Tenant>, turns: &mut RoundRobin) {
+fn enqueue(
+    at: SessionSlot,
+    session: &mut LaneSession,
+    list: &mut Table<TenantSlot, Tenant>,
+    turns: &mut RoundRobin,
+) {
     let Some(tenant) = list.get_mut(session.tenant) else {
         return;
     };
@@ -146,29 +151,29 @@ fn enqueue(at: usize, session: &mut LaneSession, list: &mut Slab<Tenant>, turns:
 /// Tenants and sessions, with what the present round has changed in them.
 #[derive(Debug, Default)]
 pub struct Tenants {
-    pub sessions: Slab<LaneSession>,
+    pub sessions: Table<SessionSlot, LaneSession>,
     /// Those whose doorbells are looked at in every round.
-    watched: Vec<usize>,
-    list: Slab<Tenant>,
-    by_id: HashMap<u32, usize>,
+    watched: Vec<SessionSlot>,
+    list: Table<TenantSlot, Tenant>,
+    by_id: HashMap<u32, TenantSlot>,
     pub turns: RoundRobin,
     /// Tenants that their rates hold back.
-    throttled: Vec<usize>,
+    throttled: Vec<TenantSlot>,
     /// Tenants with sinks to show, by the class of what is to be shown, each once in a class.
-    showing: [VecDeque<usize>; TrafficClass::COUNT],
+    showing: [VecDeque<TenantSlot>; TrafficClass::COUNT],
     /// The number of the present showing.
     shown: u64,
     /// The number of the present round, as far as receiving goes.
     receiving: u64,
     /// Channels with messages that were passed over for some tenant, each once.
-    passed_over: Vec<usize>,
+    passed_over: Vec<ChannelSlot>,
     /// Sessions that broke the protocol in this round.
-    failed: Vec<(usize, Failure)>,
+    failed: Vec<(SessionSlot, Failure)>,
 }
 
 impl Tenants {
     /// Takes a session in; it is looked at in the next round.
-    pub fn insert(&mut self, mut session: LaneSession) -> usize {
+    pub fn insert(&mut self, mut session: LaneSession) -> SessionSlot {
         let id = session.tenant_id;
         let tenant = match self.by_id.get(&id) {
             Some(&tenant) => tenant,
@@ -214,7 +219,7 @@ impl Tenants {
 
     /// What a tenant's sessions send is held to its streams as they are now.
     pub fn police(&mut self, tenant: u32, policer: &Arc<Policer>) {
-        for (_, session) in &mut self.sessions {
+        for (_, session) in self.sessions.iter_mut() {
             if session.tenant_id == tenant {
                 session.take_policer(policer.clone());
             }
@@ -223,23 +228,26 @@ impl Tenants {
 
     /// A source of a session.
     #[inline]
-    pub fn source(&mut self, at: usize, source: usize) -> Option<&mut LaneSource> {
-        self.sessions.get_mut(at)?.sources.get_mut(source)?.as_mut()
+    pub fn source(&mut self, at: SessionSlot, source: SourceSlot) -> Option<&mut LaneSource> {
+        self.sessions.get_mut(at)?.sources.get_mut(source)
     }
 
     /// The listener, or what is in place of one, of a tenant.
-    pub fn id_of(&self, tenant: usize) -> Option<u32> {
+    pub fn id_of(&self, tenant: TenantSlot) -> Option<u32> {
         Some(self.list.get(tenant)?.id)
     }
 
     /// How many numbers tenants have.
     pub fn numbers(&self) -> usize {
-        self.list.iter().next_back().map_or(0, |(last, _)| last + 1)
+        self.list
+            .iter()
+            .next_back()
+            .map_or(0, |(last, _)| last.0 + 1)
     }
 
     /// Takes a session out, and its tenant if it was the last one.
-    pub fn remove(&mut self, at: usize) -> Option<LaneSession> {
-        let session = self.sessions.try_remove(at)?;
+    pub fn remove(&mut self, at: SessionSlot) -> Option<LaneSession> {
+        let session = self.sessions.remove(at)?;
         self.watched.retain(|watched| *watched != at);
         let tenant = self.list.get_mut(session.tenant)?;
         tenant.sessions -= 1;
@@ -263,7 +271,7 @@ impl Tenants {
 
     /// The session has something to do: it gets a turn.
     #[inline]
-    pub fn wait(&mut self, at: usize) {
+    pub fn wait(&mut self, at: SessionSlot) {
         if let Some(session) = self.sessions.get_mut(at) {
             enqueue(at, session, &mut self.list, &mut self.turns);
         }
@@ -327,7 +335,7 @@ impl Tenants {
     }
 
     /// The descriptor of a session's doorbell has been written: it is watched again.
-    pub fn woken(&mut self, at: usize) {
+    pub fn woken(&mut self, at: SessionSlot) {
         if let Some(session) = self.sessions.get_mut(at)
             && !std::mem::replace(&mut session.watched, true)
         {
@@ -381,7 +389,7 @@ impl Tenants {
 
     /// Its rates hold the tenant of a session back.
     #[cold]
-    pub fn throttle(&mut self, at: usize) {
+    pub fn throttle(&mut self, at: SessionSlot) {
         if let Some(session) = self.sessions.get(at)
             && let Some(tenant) = self.list.get_mut(session.tenant)
         {
@@ -395,21 +403,21 @@ impl Tenants {
     /// The session of a tenant whose turn in a class it is: the next one, or the same again until it
     /// [yields](Self::yield_turn).
     #[inline]
-    pub fn next_session(&self, tenant: usize, class: TrafficClass) -> Option<usize> {
+    pub fn next_session(&self, tenant: TenantSlot, class: TrafficClass) -> Option<SessionSlot> {
         let tenant = self.list.get(tenant)?;
         tenant.waiting[usize::from(class.number())].front().copied()
     }
 
     /// How many sessions of a tenant wait in a class.
     #[inline]
-    pub fn sessions_waiting(&self, tenant: usize, class: TrafficClass) -> usize {
+    pub fn sessions_waiting(&self, tenant: TenantSlot, class: TrafficClass) -> usize {
         let tenant = self.list.get(tenant);
         tenant.map_or(0, |t| t.waiting[usize::from(class.number())].len())
     }
 
     /// The session in front goes behind the others of the class of what it has, or away if it has nothing to do.
     #[inline]
-    pub fn yield_turn(&mut self, tenant: usize, class: TrafficClass, again: bool) {
+    pub fn yield_turn(&mut self, tenant: TenantSlot, class: TrafficClass, again: bool) {
         let Some(t) = self.list.get_mut(tenant) else {
             return;
         };
@@ -434,7 +442,7 @@ impl Tenants {
 
     /// The session has something to do in this class, whatever else it has.
     #[inline]
-    pub fn wait_in(&mut self, at: usize, class: TrafficClass) {
+    pub fn wait_in(&mut self, at: SessionSlot, class: TrafficClass) {
         let Some(session) = self.sessions.get_mut(at) else {
             return;
         };
@@ -445,7 +453,7 @@ impl Tenants {
 
     /// Gives turns to sessions with a source that waited for room in a scheduler.
     pub fn resume_held(&mut self) {
-        for (at, session) in &mut self.sessions {
+        for (at, session) in self.sessions.iter_mut() {
             if std::mem::take(&mut session.held) {
                 enqueue(at, session, &mut self.list, &mut self.turns);
             }
@@ -454,12 +462,12 @@ impl Tenants {
 
     /// Frames of a tenant that wait in schedulers.
     #[inline]
-    pub fn departing(&self, tenant: usize) -> u32 {
+    pub fn departing(&self, tenant: TenantSlot) -> u32 {
         self.list.get(tenant).map_or(0, |t| t.departing)
     }
 
     /// So many frames of an emitted message wait in schedulers: it is held until all have left.
-    pub fn hold(&mut self, at: usize, source: usize, chunk: u32, frames: u16) {
+    pub fn hold(&mut self, at: SessionSlot, source: SourceSlot, chunk: u32, frames: u16) {
         if let Some(session) = self.sessions.get_mut(at) {
             session.hold(source, chunk, frames);
             if let Some(tenant) = self.list.get_mut(session.tenant) {
@@ -471,8 +479,8 @@ impl Tenants {
     /// One of those frames has left at this instant, or was dropped for this reason. `None`: its message is told nothing of it.
     pub fn departed(
         &mut self,
-        at: usize,
-        source: usize,
+        at: SessionSlot,
+        source: SourceSlot,
         chunk: u32,
         left: Option<Result<Left, Outcome>>,
     ) {
@@ -495,7 +503,7 @@ impl Tenants {
     pub fn deliver_bytes(
         &mut self,
         channel: &mut Channel,
-        index: usize,
+        index: ChannelSlot,
         meta: &Meta,
         payload: &[u8],
         behind: i64,
@@ -556,7 +564,7 @@ impl Tenants {
 
     /// Whether a tenant has a part of this round left, for something that goes to so many of its sinks.
     #[cold]
-    pub fn has_part(&mut self, tenant: usize, sinks: usize) -> bool {
+    pub fn has_part(&mut self, tenant: TenantSlot, sinks: usize) -> bool {
         let Some(tenant) = self.list.get_mut(tenant) else {
             return true;
         };
@@ -569,13 +577,13 @@ impl Tenants {
     }
 
     /// Whose session this is.
-    pub fn of_session(&self, at: usize) -> Option<usize> {
+    pub fn of_session(&self, at: SessionSlot) -> Option<TenantSlot> {
         self.sessions.get(at).map(|session| session.tenant)
     }
 
     /// Takes so much of a tenant's part.
     #[cold]
-    pub fn charge_part(&mut self, tenant: usize, cost: i64) {
+    pub fn charge_part(&mut self, tenant: TenantSlot, cost: i64) {
         if let Some(tenant) = self.list.get_mut(tenant) {
             tenant.received = tenant.received.saturating_add(cost);
         }
@@ -601,7 +609,7 @@ impl Tenants {
 
     /// A message is not given to the sinks of one tenant. Returns what counting it will cost.
     #[cold]
-    pub fn pass_over(&mut self, group: &mut Group, channel: usize) -> i64 {
+    pub fn pass_over(&mut self, group: &mut Group, channel: ChannelSlot) -> i64 {
         group.missed += 1;
         if group.missed > 1 {
             return 0;
@@ -619,7 +627,7 @@ impl Tenants {
     }
 
     #[cold]
-    fn count_missed(&mut self, channels: &mut Channels, at: usize) {
+    fn count_missed(&mut self, channels: &mut Channels, at: ChannelSlot) {
         let Some(channel) = channels.get_mut(at) else {
             return;
         };
@@ -644,7 +652,7 @@ impl Tenants {
     #[inline]
     pub fn deliver_emitted(
         &mut self,
-        from: usize,
+        from: SessionSlot,
         channel: &Channel,
         meta: &Meta,
         progress: &mut InProgress,
@@ -698,7 +706,7 @@ impl Tenants {
 
     /// A message of a source is not given to the sinks of its lane.
     #[cold]
-    pub fn lose_emitted(&mut self, from: usize, channel: &Channel, sinks: Rest) {
+    pub fn lose_emitted(&mut self, from: SessionSlot, channel: &Channel, sinks: Rest) {
         for &(_, (at, sink)) in channel.sinks.of(sinks) {
             if at == from && !self.hears_itself(at, sink) {
                 continue;
@@ -716,7 +724,7 @@ impl Tenants {
     fn has_patience(
         &mut self,
         channel: &Channel,
-        (at, sink): (usize, usize),
+        (at, sink): (SessionSlot, SinkSlot),
         length: u32,
         waits: &Waits,
     ) -> bool {
@@ -739,7 +747,7 @@ impl Tenants {
 
     /// A reliable source has waited for this sink in vain, and so for all of its channel that took nothing meanwhile.
     #[cold]
-    pub fn cut_off(&mut self, channel: &Channel, (at, sink): (usize, usize)) {
+    pub fn cut_off(&mut self, channel: &Channel, (at, sink): (SessionSlot, SinkSlot)) {
         if !self.sessions.get_mut(at).is_some_and(|s| s.cut_off(sink)) {
             return;
         }
@@ -768,7 +776,7 @@ impl Tenants {
 
     /// Whether a sink of a session gets what the session itself emits.
     #[inline]
-    pub fn hears_itself(&self, at: usize, sink: usize) -> bool {
+    pub fn hears_itself(&self, at: SessionSlot, sink: SinkSlot) -> bool {
         self.sessions.get(at).is_some_and(|s| s.hears_itself(sink))
     }
 
@@ -776,8 +784,8 @@ impl Tenants {
     #[inline]
     fn deliver_to(
         &mut self,
-        from: usize,
-        (at, sink): (usize, usize),
+        from: SessionSlot,
+        (at, sink): (SessionSlot, SinkSlot),
         number: u64,
         meta: &Meta,
         progress: &mut InProgress,
@@ -801,7 +809,7 @@ impl Tenants {
             }
             return session.deliver(sink, place.chunk, meta).map(Put::Done);
         }
-        let Some((source, session)) = self.sessions.get2_mut(from, at) else {
+        let Some((source, session)) = self.sessions.get_two_mut(from, at) else {
             return Ok(Put::NoRoom(Delivery::DroppedFull));
         };
         let place = match begin_copy(session, sink, number, meta, progress)? {
@@ -819,8 +827,8 @@ impl Tenants {
     #[inline]
     pub fn account_received(
         &mut self,
-        at: usize,
-        sink: usize,
+        at: SessionSlot,
+        sink: SinkSlot,
         class: TrafficClass,
         counters: &ChannelCounters,
         result: Result<Delivery, Failure>,
@@ -840,8 +848,8 @@ impl Tenants {
     #[inline]
     fn account_emitted(
         &mut self,
-        at: usize,
-        sink: usize,
+        at: SessionSlot,
+        sink: SinkSlot,
         class: TrafficClass,
         counters: &ChannelCounters,
         result: Result<Delivery, Failure>,
@@ -861,7 +869,7 @@ impl Tenants {
     #[inline]
     fn book(
         &mut self,
-        at: usize,
+        at: SessionSlot,
         counters: &ChannelCounters,
         result: Result<Delivery, Failure>,
     ) -> bool {
@@ -899,10 +907,10 @@ impl Tenants {
 
     /// The counters of a sink, or messages of this class in it, are to be shown.
     #[inline]
-    pub fn mark_pending(&mut self, at: usize, sink: usize, class: TrafficClass) {
+    pub fn mark_pending(&mut self, at: SessionSlot, sink: SinkSlot, class: TrafficClass) {
         let number = usize::from(class.number());
         if let Some(session) = self.sessions.get_mut(at)
-            && let Some(Some(s)) = session.sinks.get_mut(sink)
+            && let Some(s) = session.sinks.get_mut(sink)
             && s.pending & (1 << number) == 0
             && let Some(tenant) = self.list.get_mut(session.tenant)
         {
@@ -916,7 +924,7 @@ impl Tenants {
     }
 
     /// Notes a new sink of a session: makes room for it in the lists of a round.
-    pub fn sink_added(&mut self, at: usize) {
+    pub fn sink_added(&mut self, at: SessionSlot) {
         if let Some(session) = self.sessions.get(at)
             && let Some(tenant) = self.list.get_mut(session.tenant)
         {
@@ -929,7 +937,7 @@ impl Tenants {
     }
 
     /// Notes that so many sinks of a session have gone.
-    pub fn sinks_removed(&mut self, at: usize, count: usize) {
+    pub fn sinks_removed(&mut self, at: SessionSlot, count: usize) {
         if let Some(session) = self.sessions.get(at)
             && let Some(tenant) = self.list.get_mut(session.tenant)
         {
@@ -938,7 +946,7 @@ impl Tenants {
     }
 
     /// Notes that a session broke the protocol: it ends with the round.
-    pub fn fail(&mut self, at: usize, failure: Failure) {
+    pub fn fail(&mut self, at: SessionSlot, failure: Failure) {
         if !self.failed.iter().any(|(known, _)| *known == at) {
             self.failed.push((at, failure));
         }
@@ -981,7 +989,7 @@ impl Tenants {
     }
 
     /// Shows what a tenant has in a class, as far as it may: how many threads that woke.
-    fn show_of(&mut self, at: usize, class: usize) -> i64 {
+    fn show_of(&mut self, at: TenantSlot, class: usize) -> i64 {
         let Some(tenant) = self.list.get_mut(at) else {
             return 0;
         };
@@ -995,7 +1003,7 @@ impl Tenants {
             let Some(session) = self.sessions.get_mut(session) else {
                 continue;
             };
-            if let Some(Some(s)) = session.sinks.get_mut(sink) {
+            if let Some(s) = session.sinks.get_mut(sink) {
                 s.pending &= !(1 << class);
             }
             if session.show(sink) {
@@ -1013,7 +1021,7 @@ impl Tenants {
     }
 
     /// Sessions to end.
-    pub fn take_failed(&mut self) -> Vec<(usize, Failure)> {
+    pub fn take_failed(&mut self) -> Vec<(SessionSlot, Failure)> {
         std::mem::take(&mut self.failed)
     }
 
@@ -1027,7 +1035,7 @@ impl Tenants {
 #[inline]
 fn begin_copy(
     session: &mut LaneSession,
-    sink: usize,
+    sink: SinkSlot,
     number: u64,
     meta: &Meta,
     progress: &InProgress,

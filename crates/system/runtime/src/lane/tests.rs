@@ -33,6 +33,7 @@ use super::network::{NetworkTable, Owner, Place};
 use super::remote::Remote;
 use super::session::{LaneSession, SessionParts};
 use super::*;
+use crate::slots::{SessionSlot, SinkSlot, SourceSlot};
 
 mod delays;
 mod detours;
@@ -56,7 +57,7 @@ struct Scene {
 
 /// What has become of the first session's launch times: those that left, the late ones among them, and those that did not.
 fn launches(lane: &Lane) -> (u64, u64, u64) {
-    let session = lane.state.tenants.sessions.get(0);
+    let session = lane.state.tenants.sessions.get(SessionSlot(0));
     let counted = session.expect("it is there").counters.read();
     (
         counted.launched,
@@ -135,7 +136,7 @@ impl Scene {
     fn add_source(&self) {
         self.handle.send(Command::AddSource {
             session: SESSION,
-            source: 0,
+            source: SourceSlot(0),
             block: self.source,
             target: SourceTarget::Channel(CHANNEL),
             carrier: Carrier::any(0),
@@ -166,7 +167,7 @@ impl Scene {
     fn add_sink(&self) {
         self.handle.send(Command::AddSink {
             session: SESSION,
-            sink: 0,
+            sink: SinkSlot(0),
             block: self.sink,
             channel: CHANNEL,
             notify: None,
@@ -369,7 +370,7 @@ fn a_frame_is_not_given_up_while_the_way_that_its_program_was_told_of_is_in_the_
     };
     scene.handle.send(Command::AddSource {
         session: SESSION,
-        source: 0,
+        source: SourceSlot(0),
         block: scene.source,
         target: SourceTarget::Network(Arc::new(owner)),
         carrier: Carrier::any(0),

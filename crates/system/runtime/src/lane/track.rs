@@ -8,6 +8,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use crate::slots::RemoteSlot;
 use slab::Slab;
 
 /// How far behind the newest a message may arrive.
@@ -112,7 +113,7 @@ impl Track {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SourceKey {
     /// Index of the remote lane.
-    pub remote: usize,
+    pub remote: RemoteSlot,
     /// Number of the source there.
     pub source: u32,
 }
@@ -226,7 +227,7 @@ impl Tracks {
     /// anything behind it may be missing too.
     pub fn forget_remote(
         &mut self,
-        remote: usize,
+        remote: RemoteSlot,
         clean: bool,
         mut left: impl FnMut(u64, u64, u64, bool),
     ) {
@@ -401,7 +402,7 @@ mod tests {
     }
 
     const KEY: SourceKey = SourceKey {
-        remote: 3,
+        remote: RemoteSlot(3),
         source: 9,
     };
 
@@ -502,7 +503,10 @@ mod tests {
         tracks.forget_remote(KEY.remote, false, |_, _, lost, unknown| {
             assert!(lost == 0 && unknown);
         });
-        SourceKey { remote: 4, ..KEY }
+        SourceKey {
+            remote: RemoteSlot(4),
+            ..KEY
+        }
     }
 
     #[test]
@@ -561,7 +565,7 @@ mod tests {
         tracks.announce(key, &listening(1), 1, true);
         assert_eq!(tracks.entries.len(), MOST_TRACKS - 1);
         let mut count = 0;
-        tracks.forget_remote(3, false, |_, _, _, _| count += 1);
+        tracks.forget_remote(RemoteSlot(3), false, |_, _, _, _| count += 1);
         assert_eq!(count, MOST_TRACKS - 1);
         assert!(tracks.entries.is_empty() && tracks.by_key.is_empty());
     }
@@ -572,7 +576,7 @@ mod tests {
         take(&mut tracks, 9, 0);
         tracks.announce(KEY, &listening(1), 6, false);
         let mut told = Vec::new();
-        tracks.forget_remote(3, false, |channel, since, lost, unknown| {
+        tracks.forget_remote(RemoteSlot(3), false, |channel, since, lost, unknown| {
             told.push((channel, since, lost, unknown));
         });
         assert_eq!(told, [(5, 1, 5, true)]);

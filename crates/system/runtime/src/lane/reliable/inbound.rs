@@ -13,6 +13,7 @@ use super::super::tenants::Tenants;
 use super::super::track::{SourceKey, sender_number};
 use super::super::{LanePort, State, fair};
 use super::{AGE_EVERY_NS, Announcement, End, IDLE_NS, MOST_AGED, MOST_LEFT, Reliable, control};
+use crate::slots::{ChannelSlot, InboundSlot, RemoteSlot, SessionSlot, SinkSlot, Slot};
 
 /// Records that a receiver keeps before those that they wait for.
 const WINDOW: u32 = 1024;
@@ -24,8 +25,8 @@ const LOOK_NS: [i64; 2] = [50_000, 5_000_000];
 /// A sink of a message: where in its memory it is put together, or why it does without.
 #[derive(Clone, Copy, Debug)]
 struct Target {
-    session: usize,
-    sink: usize,
+    session: SessionSlot,
+    sink: SinkSlot,
     chunk: Result<u32, AtSink>,
 }
 
@@ -56,7 +57,7 @@ pub(in super::super) struct Inbound {
     pub(super) pair: Pair,
     /// When it was last heard.
     heard_ns: i64,
-    channel: usize,
+    channel: ChannelSlot,
     channel_id: u64,
     since: u64,
     /// The number under which sinks know it.
@@ -136,9 +137,9 @@ fn later(one: u32, other: u32) -> u32 {
     }
 }
 
-/// The places of those that an index has under this number.
-fn with(index: &BTreeSet<(usize, usize)>, number: usize) -> Vec<usize> {
-    let found = index.range((number, 0)..=(number, usize::MAX));
+/// Those that an index has under this place.
+fn with<S: Slot + Ord>(index: &BTreeSet<(S, InboundSlot)>, of: S) -> Vec<InboundSlot> {
+    let found = index.range((of, InboundSlot(0))..=(of, InboundSlot(usize::MAX)));
     found.map(|(_, at)| *at).collect()
 }
 
@@ -157,8 +158,8 @@ impl State {
     /// A remote lane says how far a reliable source is.
     pub(in super::super) fn take_announcement(
         &mut self,
-        remote: usize,
-        channel: usize,
+        remote: RemoteSlot,
+        channel: ChannelSlot,
         record: &Record<'_>,
     ) {
         let now_ns = self.round.now_ns();
@@ -203,7 +204,7 @@ impl State {
     /// Whether what a reliable source has sent is looked at in this round: else a tenant with several sinks of its channel has had
     /// its part, and it comes again.
     #[inline]
-    fn has_part(&mut self, channel: usize) -> bool {
+    fn has_part(&mut self, channel: ChannelSlot) -> bool {
         let behind = self.behind + self.received_cost;
         let Some(known) = self.channels.get(channel) else {
             return false;
@@ -217,7 +218,12 @@ impl State {
 
     /// The receiving end of a source that announces itself; a new one if it is not known. `None`: nobody listens, or
     /// there are too many.
-    fn heard(&mut self, key: SourceKey, channel: usize, said: &Announcement) -> Option<usize> {
+    fn heard(
+        &mut self,
+        key: SourceKey,
+        channel: ChannelSlot,
+        said: &Announcement,
+    ) -> Option<InboundSlot> {
         let listening = self.channels.get(channel).filter(|c| !c.sinks.is_empty());
         let Some(listening) = listening else {
             self.counters.rx_no_sink.add(1);
@@ -274,7 +280,7 @@ impl State {
     }
 
     /// Whose place a source of a lane gets, of the tenants with sinks of its channel. `None`: there is none.
-    fn place_for(&mut self, remote: usize, channel: usize) -> Option<Pair> {
+    fn place_for(&mut self, remote: RemoteSlot, channel: ChannelSlot) -> Option<Pair> {
         let free = |state: &Self| {
             let groups = state.channels.get(channel)?.groups.iter();
             let mut pairs = groups.map(|group| Pair {
@@ -300,8 +306,8 @@ impl State {
         let before = self.reliable.inbound.len();
         let places = self.reliable.inbound.capacity();
         for _ in 0..MOST_AGED.min(places) {
-            let at = self.reliable.aged % places;
-            self.reliable.aged = at + 1;
+            let at = InboundSlot(self.reliable.aged % places);
+            self.reliable.aged = at.0 + 1;
             let Some(source) = self.reliable.inbound.get(at) else {
                 continue;
             };
@@ -317,8 +323,8 @@ impl State {
     /// A record of a reliable source has come.
     pub(in super::super) fn take_reliable(
         &mut self,
-        remote: usize,
-        channel: usize,
+        remote: RemoteSlot,
+        channel: ChannelSlot,
         header: &DatagramHeader,
         record: &Record<'_>,
     ) {
@@ -367,7 +373,7 @@ impl State {
     /// Puts a record in its place in the memory of the sinks. False: there is no room now, or it contradicts others.
     fn place_record(
         &mut self,
-        at: usize,
+        at: InboundSlot,
         header: &DatagramHeader,
         record: &Record<'_>,
         number: u32,
@@ -486,7 +492,7 @@ impl State {
     }
 
     /// Keeps a list of targets to be used again.
-    fn keep_spare(&mut self, at: usize, mut targets: Vec<Target>) {
+    fn keep_spare(&mut self, at: InboundSlot, mut targets: Vec<Target>) {
         let spare = &mut self.reliable.inbound[at].spare;
         if spare.len() < MOST_SPARE {
             targets.clear();
@@ -506,7 +512,7 @@ impl State {
     /// Drops the last of the messages that wait for this one. False: it is not what all others wait for, or there are
     /// none.
     #[cold]
-    fn make_room(&mut self, at: usize, message: &Arriving) -> bool {
+    fn make_room(&mut self, at: InboundSlot, message: &Arriving) -> bool {
         let now_ns = self.round.now_ns();
         let source = &mut self.reliable.inbound[at];
         let next = source.engine.next();
@@ -529,7 +535,7 @@ impl State {
     }
 
     /// Finds room for a message at every sink of its channel. False: some sink has none now, and will be waited for.
-    fn place_message(&mut self, at: usize, message: &mut Arriving) -> bool {
+    fn place_message(&mut self, at: InboundSlot, message: &mut Arriving) -> bool {
         let source = &self.reliable.inbound[at];
         let length = message.length as usize;
         let Some(channel) = self.channels.get(source.channel) else {
@@ -584,7 +590,7 @@ impl State {
     }
 
     /// Delivers what comes next, as far as it is there.
-    fn deliver_in_order(&mut self, at: usize, now_ns: i64) {
+    fn deliver_in_order(&mut self, at: InboundSlot, now_ns: i64) {
         loop {
             let source = &mut self.reliable.inbound[at];
             let Some(delivery) = source.engine.deliver(now_ns) else {
@@ -614,7 +620,7 @@ impl State {
     }
 
     /// The next message has this number: those before it are lost.
-    fn expect(&mut self, at: usize, sequence: u32) -> u64 {
+    fn expect(&mut self, at: InboundSlot, sequence: u32) -> u64 {
         let source = &mut self.reliable.inbound[at];
         let ahead = i64::from(sequence.wrapping_sub(source.expected as u32) as i32);
         let full = source.expected.saturating_add_signed(ahead);
@@ -630,7 +636,7 @@ impl State {
     }
 
     /// All records of a message are here, and all before it are delivered.
-    fn deliver_message(&mut self, at: usize, message: Arriving) {
+    fn deliver_message(&mut self, at: InboundSlot, message: Arriving) {
         if message.lacking {
             let end = message.first.wrapping_add(message.count);
             self.reliable.inbound[at].engine.note_lacking(end);
@@ -675,7 +681,7 @@ impl State {
     }
 
     /// Records were given up: messages that have some of them will not be whole.
-    fn give_up(&mut self, at: usize) {
+    fn give_up(&mut self, at: InboundSlot) {
         let source = &mut self.reliable.inbound[at];
         let delivered = source.engine.delivered();
         for message in &mut source.messages {
@@ -766,8 +772,8 @@ impl State {
     }
 
     /// A source elsewhere is heard no more: what had come of its messages is not delivered. `again`: it may be heard of again.
-    pub(super) fn forget_reliable(&mut self, at: usize, again: bool) {
-        let Some(source) = self.reliable.inbound.try_remove(at) else {
+    pub(super) fn forget_reliable(&mut self, at: InboundSlot, again: bool) {
+        let Some(source) = self.reliable.inbound.remove(at) else {
             return;
         };
         self.reliable.by_source.remove(&source.key);
@@ -791,7 +797,7 @@ impl State {
     }
 
     /// A reliable source elsewhere has ended. False: it is not known as such.
-    pub(in super::super) fn reliable_ended(&mut self, remote: usize, source: u32) -> bool {
+    pub(in super::super) fn reliable_ended(&mut self, remote: RemoteSlot, source: u32) -> bool {
         let known = self.reliable.by_source.get(&SourceKey { remote, source });
         let Some(&at) = known else {
             return false;
@@ -803,13 +809,13 @@ impl State {
     }
 
     /// Whether a source elsewhere is known as reliable.
-    pub(in super::super) fn is_reliable(&self, remote: usize, source: u32) -> bool {
+    pub(in super::super) fn is_reliable(&self, remote: RemoteSlot, source: u32) -> bool {
         let key = SourceKey { remote, source };
         self.reliable.by_source.contains_key(&key)
     }
 
     /// A remote lane is gone, with its reliable sources. Unless it went cleanly, more may be missing than is known.
-    pub(in super::super) fn forget_reliable_of(&mut self, remote: usize, clean: bool) {
+    pub(in super::super) fn forget_reliable_of(&mut self, remote: RemoteSlot, clean: bool) {
         for at in with(&self.reliable.of_remote, remote) {
             let source = &self.reliable.inbound[at];
             let (next, since) = (source.announced.1, source.since);
@@ -825,14 +831,14 @@ impl State {
     }
 
     /// A channel has no sinks any more.
-    pub(in super::super) fn forget_reliable_on(&mut self, channel: usize) {
+    pub(in super::super) fn forget_reliable_on(&mut self, channel: ChannelSlot) {
         for at in with(&self.reliable.on_channel, channel) {
             self.forget_reliable(at, true);
         }
     }
 
     /// Some sinks of a channel are gone: what counts as a tenant's that has none there any more counts as another's.
-    pub(in super::super) fn move_reliable_places(&mut self, channel: usize) {
+    pub(in super::super) fn move_reliable_places(&mut self, channel: ChannelSlot) {
         let Some(known) = self.channels.get(channel) else {
             return;
         };
@@ -860,8 +866,8 @@ impl State {
     /// Forgets sinks of a channel that are gone.
     pub(in super::super) fn retain_reliable_targets(
         &mut self,
-        channel: usize,
-        keep: impl Fn(usize, usize) -> bool,
+        channel: ChannelSlot,
+        keep: impl Fn(SessionSlot, SinkSlot) -> bool,
     ) {
         for at in with(&self.reliable.on_channel, channel) {
             let Some(source) = self.reliable.inbound.get_mut(at) else {

@@ -14,7 +14,6 @@ mod tests;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 
-use slab::Slab;
 use takt_recovery::codec::ANNOUNCE_LEN;
 use takt_time::TaiTime;
 use takt_wire::channel::{Kind, RecordHeader};
@@ -23,6 +22,7 @@ use super::remote::{Carrier, Remote};
 use super::shares::Shares;
 use super::track::SourceKey;
 use super::{LanePort, State};
+use crate::slots::{ChannelSlot, InboundSlot, OutboundSlot, RemoteSlot, Table};
 pub(super) use inbound::Inbound;
 use inbound::Left;
 pub(super) use outbound::{Next, Outbound};
@@ -116,19 +116,19 @@ impl Announcement {
 /// Reliable sources of a lane, and those elsewhere that it hears.
 #[derive(Debug)]
 pub(super) struct Reliable {
-    pub(super) outbound: Slab<Outbound>,
-    by_number: HashMap<u32, usize, foldhash::fast::RandomState>,
-    pub(super) inbound: Slab<Inbound>,
-    by_source: HashMap<SourceKey, usize, foldhash::fast::RandomState>,
-    /// The same by the channel that they write, and by the lane that they are of: number, place.
-    on_channel: BTreeSet<(usize, usize)>,
-    of_remote: BTreeSet<(usize, usize)>,
+    pub(super) outbound: Table<OutboundSlot, Outbound>,
+    by_number: HashMap<u32, OutboundSlot, foldhash::fast::RandomState>,
+    pub(super) inbound: Table<InboundSlot, Inbound>,
+    by_source: HashMap<SourceKey, InboundSlot, foldhash::fast::RandomState>,
+    /// The same by the channel that they write, and by the lane that they are of.
+    on_channel: BTreeSet<(ChannelSlot, InboundSlot)>,
+    of_remote: BTreeSet<(RemoteSlot, InboundSlot)>,
     /// Who has the places of those that are heard, when it was last looked which of them are idle, and where to go on.
     shares: Shares,
     aged_ns: i64,
     aged: usize,
     /// How far those were that were forgotten last, by the lane that they are of.
-    left: HashMap<usize, VecDeque<Left>, foldhash::fast::RandomState>,
+    left: HashMap<RemoteSlot, VecDeque<Left>, foldhash::fast::RandomState>,
     /// When to look at whom. One that is to be looked at earlier has another entry; the later one is found to be over.
     timers: BinaryHeap<Reverse<(i64, End)>>,
 }
@@ -136,16 +136,16 @@ pub(super) struct Reliable {
 /// One end of a reliable flow, by its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum End {
-    Outbound(usize),
-    Inbound(usize),
+    Outbound(OutboundSlot),
+    Inbound(InboundSlot),
 }
 
 impl Default for Reliable {
     fn default() -> Self {
         Self {
-            outbound: Slab::new(),
+            outbound: Table::default(),
             by_number: HashMap::default(),
-            inbound: Slab::new(),
+            inbound: Table::default(),
             by_source: HashMap::default(),
             on_channel: BTreeSet::new(),
             of_remote: BTreeSet::new(),
@@ -266,7 +266,7 @@ impl State {
     fn say(
         &mut self,
         ports: &mut [LanePort],
-        remote: usize,
+        remote: RemoteSlot,
         carrier: Carrier,
         header: &RecordHeader,
         bytes: &[u8],
@@ -310,7 +310,7 @@ impl State {
 }
 
 /// A remote lane's datagram is being filled at a port.
-fn note_open(remote: &mut Remote, at: usize, port: &mut LanePort, index: usize) {
+fn note_open(remote: &mut Remote, at: usize, port: &mut LanePort, index: RemoteSlot) {
     if remote.register_open(at) {
         port.open.push(index);
     }

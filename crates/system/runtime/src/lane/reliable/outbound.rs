@@ -18,6 +18,7 @@ use super::{
     ANNOUNCEMENT_LEN, Announcement, End, LATEST, PATIENCE_UNIT_NS, Reliable, control, note_open,
 };
 use crate::policing::{Again, Flow, Offered};
+use crate::slots::{ChannelSlot, OutboundSlot, RemoteSlot, SessionSlot, SourceSlot};
 
 /// Records on their way or not acknowledged, of one source.
 const RECORDS: u32 = 4096;
@@ -36,7 +37,7 @@ const LOOK_NS: [i64; 2] = [50_000, 2_000_000];
 /// A remote lane that hears a source.
 #[derive(Debug)]
 struct Peer {
-    remote: usize,
+    remote: RemoteSlot,
     /// The number of the first message that it was promised.
     promised: u32,
     /// `None`: it took nothing for too long. From when on to ask it again.
@@ -59,10 +60,10 @@ struct Retained {
 /// A reliable source.
 #[derive(Debug)]
 pub(in super::super) struct Outbound {
-    session: usize,
-    source: usize,
+    session: SessionSlot,
+    source: SourceSlot,
     number: u32,
-    channel: usize,
+    channel: ChannelSlot,
     channel_id: u64,
     /// What carries what it sends again, and says.
     pub(super) carrier: Carrier,
@@ -136,18 +137,18 @@ impl Outbound {
         }
     }
 
-    fn peer(&self, remote: usize) -> Option<PeerId> {
+    fn peer(&self, remote: RemoteSlot) -> Option<PeerId> {
         let peer = self.peers.iter().find(|peer| peer.remote == remote)?;
         peer.id.ok()
     }
 
-    fn remote(&self, id: PeerId) -> Option<usize> {
+    fn remote(&self, id: PeerId) -> Option<RemoteSlot> {
         let peer = self.peers.iter().find(|peer| peer.id == Ok(id))?;
         Some(peer.remote)
     }
 
     /// A remote lane with sinks of its channel. False: there are too many.
-    fn add_peer(&mut self, remote: usize, now_ns: i64) -> bool {
+    fn add_peer(&mut self, remote: RemoteSlot, now_ns: i64) -> bool {
         let id = self.engine.add_peer(now_ns);
         if let Ok(id) = id {
             self.peers.push(Peer {
@@ -160,7 +161,7 @@ impl Outbound {
     }
 
     /// Remote lanes with sinks of its channel for which there was no place before, as far as there is one now.
-    fn add_left_out(&mut self, destinations: impl Iterator<Item = usize>, now_ns: i64) {
+    fn add_left_out(&mut self, destinations: impl Iterator<Item = RemoteSlot>, now_ns: i64) {
         for remote in destinations {
             let known = self.peers.iter().any(|peer| peer.remote == remote);
             if !known && !self.add_peer(remote, now_ns) {
@@ -197,7 +198,7 @@ impl Outbound {
         (record.wrapping_sub(message.first) < message.cut.count()).then_some(at)
     }
 
-    fn announcement(&self, remote: usize, engine: Announce) -> [u8; ANNOUNCEMENT_LEN] {
+    fn announcement(&self, remote: RemoteSlot, engine: Announce) -> [u8; ANNOUNCEMENT_LEN] {
         let peer = self.peers.iter().find(|peer| peer.remote == remote);
         let unheard = peer.filter(|peer| {
             let id = peer.id.ok();
@@ -221,14 +222,14 @@ impl Outbound {
     }
 
     /// A remote lane does without a record, which cannot be sent to it.
-    fn give_up(&mut self, remote: usize, record: u32, now_ns: i64) {
+    fn give_up(&mut self, remote: RemoteSlot, record: u32, now_ns: i64) {
         if let Some(peer) = self.peer(remote) {
             self.engine.give_up(now_ns, peer, record);
         }
     }
 
     /// The same, of a record that was sent to it and lost.
-    fn give_up_repair(&mut self, remote: usize, record: u32, now_ns: i64) {
+    fn give_up_repair(&mut self, remote: RemoteSlot, record: u32, now_ns: i64) {
         if let Some(at) = self.find_at(record) {
             self.messages[at].undelivered = true;
         }
@@ -236,7 +237,7 @@ impl Outbound {
     }
 
     /// A record could not be sent again now, and no other of this source is tried for a while: longer each time until one is sent.
-    fn postpone_repair(&mut self, remote: usize, record: u32, now_ns: i64) {
+    fn postpone_repair(&mut self, remote: RemoteSlot, record: u32, now_ns: i64) {
         if now_ns >= self.repairs_from_ns {
             self.repairs_after_ns = (2 * self.repairs_after_ns).clamp(REPAIR_NS[0], REPAIR_NS[1]);
             self.repairs_from_ns = now_ns + self.repairs_after_ns;
@@ -269,7 +270,7 @@ impl Outbound {
 
 impl Reliable {
     /// Whether a source still has this remote lane as one of its receivers.
-    pub(in super::super) fn is_peer(&self, source: usize, remote: usize) -> bool {
+    pub(in super::super) fn is_peer(&self, source: OutboundSlot, remote: RemoteSlot) -> bool {
         let source = self.outbound.get(source);
         source.is_some_and(|source| source.peer(remote).is_some())
     }
@@ -279,8 +280,8 @@ impl Reliable {
     #[cold]
     pub(in super::super) fn give_up(
         &mut self,
-        source: usize,
-        remote: usize,
+        source: OutboundSlot,
+        remote: RemoteSlot,
         records: std::ops::Range<u32>,
         now_ns: i64,
     ) {
@@ -293,12 +294,12 @@ impl Reliable {
     }
 
     /// How long a source waits for a sink of this lane: for ever, or so many nanoseconds.
-    pub(in super::super) fn patience_ns(&self, source: usize) -> Option<i64> {
+    pub(in super::super) fn patience_ns(&self, source: OutboundSlot) -> Option<i64> {
         self.outbound.get(source)?.patience_ns()
     }
 
     /// A sink of this lane has no room: looks again after a while.
-    pub(in super::super) fn look_again(&mut self, source: usize, now_ns: i64) {
+    pub(in super::super) fn look_again(&mut self, source: OutboundSlot, now_ns: i64) {
         let Some(known) = self.outbound.get_mut(source) else {
             return;
         };
@@ -310,14 +311,14 @@ impl Reliable {
     }
 
     /// The sinks of this lane had room.
-    pub(in super::super) fn had_room(&mut self, source: usize) {
+    pub(in super::super) fn had_room(&mut self, source: OutboundSlot) {
         if let Some(source) = self.outbound.get_mut(source) {
             source.look_after_ns = LOOK_NS[0];
         }
     }
 
     /// A source begins another message: where the newest counts, the others are done.
-    fn supersede(&mut self, source: usize, now_ns: i64) {
+    fn supersede(&mut self, source: OutboundSlot, now_ns: i64) {
         let Some(known) = self.outbound.get_mut(source).filter(|known| known.latest) else {
             return;
         };
@@ -329,7 +330,7 @@ impl Reliable {
     }
 
     /// Tells something to these sources, and looks at them.
-    fn tell(&mut self, sources: &[usize], now_ns: i64, mut tell: impl FnMut(&mut Outbound)) {
+    fn tell(&mut self, sources: &[OutboundSlot], now_ns: i64, mut tell: impl FnMut(&mut Outbound)) {
         for &at in sources {
             if let Some(source) = self.outbound.get_mut(at) {
                 tell(source);
@@ -339,8 +340,8 @@ impl Reliable {
     }
 
     /// A source is gone, with what was not acknowledged.
-    pub(in super::super) fn remove_source(&mut self, at: usize) {
-        if let Some(source) = self.outbound.try_remove(at) {
+    pub(in super::super) fn remove_source(&mut self, at: OutboundSlot) {
+        if let Some(source) = self.outbound.remove(at) {
             self.by_number.remove(&source.number);
         }
     }
@@ -383,7 +384,7 @@ impl State {
     }
 
     /// Something else carries what a source sends again.
-    pub(in super::super) fn carry_reliable(&mut self, entry: usize, carrier: Carrier) {
+    pub(in super::super) fn carry_reliable(&mut self, entry: OutboundSlot, carrier: Carrier) {
         if let Some(source) = self.reliable.outbound.get_mut(entry) {
             source.carrier = carrier;
         }
@@ -394,8 +395,8 @@ impl Lane {
     /// A source of a reliable stream has come.
     pub(in super::super) fn make_reliable(
         &mut self,
-        at: usize,
-        source: usize,
+        at: SessionSlot,
+        source: SourceSlot,
         reliability: Reliability,
     ) {
         use super::super::session::Target;
@@ -404,7 +405,7 @@ impl Lane {
         let Some(session) = state.tenants.sessions.get_mut(at) else {
             return;
         };
-        let Some(Some(s)) = session.sources.get_mut(source) else {
+        let Some(s) = session.sources.get_mut(source) else {
             return;
         };
         let Target::Channel(channel) = s.target else {
@@ -459,7 +460,11 @@ impl Lane {
     }
 
     /// A remote lane has sinks of a channel.
-    pub(in super::super) fn reliable_destination(&mut self, channel: usize, remote: usize) {
+    pub(in super::super) fn reliable_destination(
+        &mut self,
+        channel: ChannelSlot,
+        remote: RemoteSlot,
+    ) {
         let now_ns = self.state.round.read();
         let mut refused = 0;
         let state = &mut self.state;
@@ -479,8 +484,8 @@ impl Lane {
     /// A remote lane has none any more. `lost`: it is gone.
     pub(in super::super) fn no_reliable_destination(
         &mut self,
-        channel: usize,
-        remote: usize,
+        channel: ChannelSlot,
+        remote: RemoteSlot,
         lost: bool,
     ) {
         let now_ns = self.state.round.read();
@@ -519,7 +524,7 @@ impl State {
     pub(in super::super) fn next_batch(
         &mut self,
         ports: &mut [LanePort],
-        entry: usize,
+        entry: OutboundSlot,
         progress: &InProgress,
         left: i64,
         now_ns: i64,
@@ -619,7 +624,11 @@ impl State {
     }
 
     /// A remote lane acknowledges records of a source here.
-    pub(in super::super) fn take_acknowledgement(&mut self, remote: usize, record: &Record<'_>) {
+    pub(in super::super) fn take_acknowledgement(
+        &mut self,
+        remote: RemoteSlot,
+        record: &Record<'_>,
+    ) {
         let now_ns = self.round.now_ns();
         // Else it has ended since.
         let Some(&entry) = self.reliable.by_number.get(&record.header.source) else {
@@ -728,7 +737,7 @@ impl State {
         &mut self,
         ports: &mut [LanePort],
         source: &Outbound,
-        remote: usize,
+        remote: RemoteSlot,
         said: Announce,
         now_ns: i64,
     ) -> Result<(), i64> {
@@ -780,7 +789,7 @@ impl State {
         &mut self,
         ports: &mut [LanePort],
         source: &mut Outbound,
-        remote: usize,
+        remote: RemoteSlot,
         record: u32,
         now_ns: i64,
     ) -> bool {
@@ -848,7 +857,7 @@ impl State {
             let piece = Piece {
                 session: source.session,
                 source: source.source,
-                tenant: tenant as u32,
+                tenant: tenant.0 as u32,
                 descriptor,
                 declared,
                 again: true,

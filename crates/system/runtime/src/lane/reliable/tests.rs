@@ -34,6 +34,7 @@ use super::*;
 use crate::counters::ChannelReading;
 use crate::ids::{RemoteId, SessionId};
 use crate::policy::{Policy, Rates};
+use crate::slots::{InboundSlot, OutboundSlot, SinkSlot, SourceSlot};
 
 const CHANNEL: ChannelId = ChannelId(5);
 /// Virtual time between two rounds.
@@ -250,7 +251,7 @@ impl Host {
         let app = &self.apps[app];
         self.handle.send(Command::AddSource {
             session: app.id,
-            source: 0,
+            source: SourceSlot(0),
             block: app.source,
             target: SourceTarget::Channel(CHANNEL),
             carrier: Carrier::any(0),
@@ -276,7 +277,7 @@ impl Host {
         });
         self.handle.send(Command::AddSink {
             session: app.id,
-            sink: 0,
+            sink: SinkSlot(0),
             block: app.sink,
             channel,
             notify: None,
@@ -717,7 +718,7 @@ proptest! {
         // What was received and handed back is free again.
         world.until(SECOND, |world| (1..hosts).all(|host| world.hosts[host].used(0) == 0 || {
             let used = world.hosts[host].lane.state.tenants.sessions.iter_mut();
-            used.for_each(|(_, session)| { let _ = session.reclaim(0); });
+            used.for_each(|(_, session)| { let _ = session.reclaim(SinkSlot(0)); });
             false
         }));
     }
@@ -774,7 +775,7 @@ proptest! {
         }
         world.until(SECOND, |world| (1..hosts).all(|host| world.hosts[host].used(0) == 0 || {
             let used = world.hosts[host].lane.state.tenants.sessions.iter_mut();
-            used.for_each(|(_, session)| { let _ = session.reclaim(0); });
+            used.for_each(|(_, session)| { let _ = session.reclaim(SinkSlot(0)); });
             false
         }));
     }
@@ -1061,11 +1062,11 @@ fn a_source_that_closes_ends_when_all_is_acknowledged() {
     }
     world.hosts[0].handle.send(Command::CloseSource {
         session: SessionId(1),
-        source: 0,
+        source: SourceSlot(0),
     });
     world.until(10 * SECOND, |world| {
         world.hosts[1].apps[0].receive(usize::MAX);
-        world.hosts[0].lane.state.reliable.outbound.is_empty()
+        world.hosts[0].lane.state.reliable.outbound.len() == 0
     });
     assert_all_in_order(&world.hosts[1].apps[0], 20);
 }
@@ -1121,7 +1122,7 @@ fn a_sink_opened_after_another_gets_nothing_of_what_that_one_was_there_for() {
     // Its sender hears of neither.
     receiver.handle.send(Command::CloseSink {
         session: receiver.apps[0].id,
-        sink: 0,
+        sink: SinkSlot(0),
     });
     receiver.lane.poll();
     receiver.add_app(2, 1 << 20);
@@ -1606,7 +1607,7 @@ fn looks_that_were_put_forward_leave_no_more_behind_than_there_are_ends() {
     let mut world = World::with(2, Faults::default(), RELIABLE);
     world.transmit(&[100; 2], SECOND);
     let reliable = &mut world.hosts[0].lane.state.reliable;
-    let (end, now_ns) = (End::Outbound(0), i64::MAX / 2);
+    let (end, now_ns) = (End::Outbound(OutboundSlot(0)), i64::MAX / 2);
     while reliable.next_due(now_ns).is_some() {}
     for later in 0..1000 {
         reliable.wake(end, now_ns + later);
@@ -1633,7 +1634,7 @@ fn a_peer_with_many_sources_has_nothing_forgotten_of_what_others_sources_had_sen
         assert!(announced(world, host, CHANNEL, source));
         let state = &mut world.hosts[2].lane.state;
         let all = state.reliable.inbound.iter();
-        let heard: Vec<usize> = all.map(|(at, _)| at).collect();
+        let heard: Vec<InboundSlot> = all.map(|(at, _)| at).collect();
         heard
             .into_iter()
             .for_each(|at| state.forget_reliable(at, true));
@@ -1696,7 +1697,7 @@ fn what_cannot_be_sent_again_for_want_of_a_frame_is_sent_when_there_is_one_and_c
     }
     assert_eq!(world.hosts[0].counters().repaired, before);
     // Nor is it tried all the time.
-    let source = &world.hosts[0].lane.state.reliable.outbound[0];
+    let source = &world.hosts[0].lane.state.reliable.outbound[OutboundSlot(0)];
     assert_eq!(source.repairs_after_ns, outbound::REPAIR_NS[1]);
     ways[0].full.store(false, Ordering::Relaxed);
     world.transmit(&[], 5 * SECOND);
@@ -1754,9 +1755,8 @@ fn very_many_sources_for_one_tenant_leave_places_to_others_and_idle_ones_make_ro
     assert!(announced(&mut world, 1, OTHER, 100_000));
     let reliable = &world.hosts[2].lane.state.reliable;
     assert!(reliable.inbound.len() < 100);
-    for index in [&reliable.on_channel, &reliable.of_remote] {
-        assert_eq!(index.len(), reliable.inbound.len());
-    }
+    assert_eq!(reliable.on_channel.len(), reliable.inbound.len());
+    assert_eq!(reliable.of_remote.len(), reliable.inbound.len());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::*;
 use crate::counters::ChannelReading;
 use crate::ids::RemoteId;
+use crate::slots::SourceSlot;
 
 /// Two messages do not fit in a datagram, and one datagram is under way at a time.
 const MESSAGE: u32 = 800;
@@ -52,7 +53,7 @@ impl Ways {
     fn carry(&self, only: bool) {
         self.scene.handle.send(Command::Carry {
             session: SESSION,
-            source: 0,
+            source: SourceSlot(0),
             carrier: Carrier { port: 0, only },
         });
     }

@@ -6,9 +6,16 @@ use super::super::commands::MOST_LOOKS;
 use super::super::session::DirectSinks;
 use super::fairness::{Guest, House, no_limits};
 use super::*;
+use crate::slots::{SinkSlot, SourceSlot};
 
 /// A source's sink has its messages from itself, from this epoch on or no more.
-fn direct(house: &House, from: (&Guest, usize), to: (&Guest, usize), epoch: u16, begins: bool) {
+fn direct(
+    house: &House,
+    from: (&Guest, SourceSlot),
+    to: (&Guest, SinkSlot),
+    epoch: u16,
+    begins: bool,
+) {
     house.handle.send(Command::Direct {
         source: (from.0.id, from.1),
         sink: (to.0.id, to.1),
@@ -25,7 +32,7 @@ fn sinks_that_have_a_message_already_cost_a_look_each() {
     let mut writer = house.guest(1, 1 << 20, &no_limits());
     let source = writer.source(5);
     let mut crowd = house.guest(1, 1 << 20, &no_limits());
-    let sinks: Vec<usize> = (0..SINKS).map(|_| crowd.sink(5, 2)).collect();
+    let sinks: Vec<SinkSlot> = (0..SINKS).map(|_| crowd.sink(5, 2)).collect();
     for (at, &sink) in sinks.iter().enumerate() {
         direct(
             &house,
@@ -67,13 +74,13 @@ fn what_commands_about_rings_cost_a_round_is_bounded_and_nobody_who_listens_is_l
     let mut writer = house.guest(1, 1 << 20, &no_limits());
     let mut crowd = house.guest(1, 1 << 20, &no_limits());
     let mut other = house.guest(1, 1 << 20, &no_limits());
-    let sources: Vec<usize> = (0..SOURCES).map(|_| writer.source(5)).collect();
-    let sinks: Vec<usize> = (0..SINKS).map(|_| crowd.sink(5, 2)).collect();
+    let sources: Vec<SourceSlot> = (0..SOURCES).map(|_| writer.source(5)).collect();
+    let sinks: Vec<SinkSlot> = (0..SINKS).map(|_| crowd.sink(5, 2)).collect();
     house.settle();
     let told = |house: &House| -> Vec<u32> {
         let session = house.lane.by_session[&writer.id];
         let session = house.lane.state.tenants.sessions.get(session);
-        let all = session.expect("there").sources.iter().flatten();
+        let all = session.expect("there").sources.iter();
         all.map(|source| source.others).collect()
     };
     let rounds = |house: &mut House| {

@@ -6,6 +6,7 @@ use takt_wire::channel::{DatagramCursor, Kind, RecordHeader};
 
 use super::*;
 use crate::ids::{RemoteId, SessionId};
+use crate::slots::{SinkSlot, SourceSlot};
 
 /// A tenant's application at a lane, at the level of rings.
 pub struct Guest {
@@ -144,20 +145,20 @@ pub fn no_limits() -> Arc<Rates> {
 }
 
 impl Guest {
-    pub fn source(&mut self, channel: u64) -> usize {
+    pub fn source(&mut self, channel: u64) -> SourceSlot {
         self.source_from(channel, 0)
     }
 
     /// A source whose first message has this number.
-    pub fn source_from(&mut self, channel: u64, first: u64) -> usize {
+    pub fn source_from(&mut self, channel: u64, first: u64) -> SourceSlot {
         self.open_source(channel, first, Reliability::BestEffort)
     }
 
-    pub fn reliable_source(&mut self, channel: u64, reliability: Reliability) -> usize {
+    pub fn reliable_source(&mut self, channel: u64, reliability: Reliability) -> SourceSlot {
         self.open_source(channel, 0, reliability)
     }
 
-    fn open_source(&mut self, channel: u64, first: u64, reliability: Reliability) -> usize {
+    fn open_source(&mut self, channel: u64, first: u64, reliability: Reliability) -> SourceSlot {
         let depth = 64;
         let offset = self.free;
         self.free += SourceBlock::bytes(depth).next_multiple_of(256);
@@ -170,21 +171,21 @@ impl Guest {
             Producer::attach(&self.arena, tx, depth).expect("rings fit"),
             Consumer::attach(&self.arena, completions, depth).expect("rings fit"),
         ));
-        let source = self.sources.len() - 1;
+        let source = SourceSlot(self.sources.len() - 1);
         self.handle.send(Command::AddSource {
             session: self.id,
             source,
             block,
             target: SourceTarget::Channel(ChannelId(channel)),
             carrier: Carrier::any(0),
-            number: self.id.0 << 16 | source as u32,
+            number: self.id.0 << 16 | source.0 as u32,
             first,
             reliability,
         });
         source
     }
 
-    pub fn sink(&mut self, channel: u64, depth: u32) -> usize {
+    pub fn sink(&mut self, channel: u64, depth: u32) -> SinkSlot {
         let offset = self.free;
         self.free += SinkBlock::bytes(depth).next_multiple_of(256);
         let block = SinkBlock { offset, depth };
@@ -197,7 +198,7 @@ impl Guest {
             Producer::attach(&self.arena, release, depth).expect("rings fit"),
         ));
         self.blocks.push(block);
-        let sink = self.sinks.len() - 1;
+        let sink = SinkSlot(self.sinks.len() - 1);
         self.handle.send(Command::AddSink {
             session: self.id,
             sink,
@@ -210,13 +211,13 @@ impl Guest {
     }
 
     /// Emits a message of so many bytes that lies at a chunk. False: the ring is full.
-    pub fn emit(&mut self, source: usize, chunk: u32, length: u32) -> bool {
+    pub fn emit(&mut self, source: SourceSlot, chunk: u32, length: u32) -> bool {
         self.emit_in(0, source, chunk, length)
     }
 
     /// The same in a class.
-    pub fn emit_in(&mut self, class: u8, source: usize, chunk: u32, length: u32) -> bool {
-        let pushed = self.sources[source].0.push(TxDescriptor {
+    pub fn emit_in(&mut self, class: u8, source: SourceSlot, chunk: u32, length: u32) -> bool {
+        let pushed = self.sources[source.0].0.push(TxDescriptor {
             chunk,
             length,
             class,
@@ -227,7 +228,13 @@ impl Guest {
     }
 
     /// The same in a class, to leave at an instant.
-    pub fn emit_at(&mut self, launch_time_ns: i64, class: u8, source: usize, chunk: u32) -> bool {
+    pub fn emit_at(
+        &mut self,
+        launch_time_ns: i64,
+        class: u8,
+        source: SourceSlot,
+        chunk: u32,
+    ) -> bool {
         self.emit_with(FLAG_LAUNCH_TIME, launch_time_ns, class, source, chunk)
     }
 
@@ -237,10 +244,10 @@ impl Guest {
         flags: u8,
         launch_time_ns: i64,
         class: u8,
-        source: usize,
+        source: SourceSlot,
         chunk: u32,
     ) -> bool {
-        let pushed = self.sources[source].0.push(TxDescriptor {
+        let pushed = self.sources[source.0].0.push(TxDescriptor {
             chunk,
             length: 3,
             class,
@@ -253,8 +260,14 @@ impl Guest {
     }
 
     /// The same with its number, and the last change of its sinks that its source has heard of.
-    pub fn emit_numbered(&mut self, source: usize, chunk: u32, sequence: u64, epoch: u16) -> bool {
-        let pushed = self.sources[source].0.push(TxDescriptor {
+    pub fn emit_numbered(
+        &mut self,
+        source: SourceSlot,
+        chunk: u32,
+        sequence: u64,
+        epoch: u16,
+    ) -> bool {
+        let pushed = self.sources[source.0].0.push(TxDescriptor {
             chunk,
             length: 3,
             flags: takt_session::layout::FLAG_NUMBERED,
@@ -267,14 +280,14 @@ impl Guest {
     }
 
     /// Takes the completions of a source: their chunks.
-    pub fn completed(&mut self, source: usize) -> Vec<u32> {
+    pub fn completed(&mut self, source: SourceSlot) -> Vec<u32> {
         let told = self.outcomes(source);
         told.into_iter().map(|(chunk, _)| chunk).collect()
     }
 
     /// The same with what became of them.
-    pub fn outcomes(&mut self, source: usize) -> Vec<(u32, u32)> {
-        let completions = &mut self.sources[source].1;
+    pub fn outcomes(&mut self, source: SourceSlot) -> Vec<(u32, u32)> {
+        let completions = &mut self.sources[source.0].1;
         let taken = std::iter::from_fn(|| completions.pop().expect("a sane ring"));
         let taken = taken.map(|told| (told.chunk, told.outcome)).collect();
         completions.release();
@@ -282,8 +295,8 @@ impl Guest {
     }
 
     /// Takes and releases what has come to a sink: how many.
-    pub fn receive(&mut self, sink: usize) -> usize {
-        let (rx, release) = &mut self.sinks[sink];
+    pub fn receive(&mut self, sink: SinkSlot) -> usize {
+        let (rx, release) = &mut self.sinks[sink.0];
         let mut taken = 0;
         while let Some(descriptor) = rx.pop().expect("a sane ring") {
             rx.release();
@@ -297,16 +310,16 @@ impl Guest {
     }
 
     /// Wants to be woken by a sink.
-    pub fn arm(&self, sink: usize) {
-        let bell = SinkBell::attach(&self.arena, self.blocks[sink].bell()).expect("within");
+    pub fn arm(&self, sink: SinkSlot) {
+        let bell = SinkBell::attach(&self.arena, self.blocks[sink.0].bell()).expect("within");
         assert!(bell.arm_fd(|| false));
     }
 
     /// Whether nobody has been woken since.
-    pub fn is_armed(&self, sink: usize) -> bool {
+    pub fn is_armed(&self, sink: SinkSlot) -> bool {
         let bell = self
             .arena
-            .atomic_u32(self.blocks[sink].bell())
+            .atomic_u32(self.blocks[sink.0].bell())
             .expect("within");
         bell.load(Ordering::SeqCst) != 0
     }
@@ -317,8 +330,8 @@ impl Guest {
     }
 
     /// What a sink has lost.
-    pub fn lost(&self, sink: usize) -> u64 {
-        self.read(&self.blocks[sink], SinkCounter::Lost)
+    pub fn lost(&self, sink: SinkSlot) -> u64 {
+        self.read(&self.blocks[sink.0], SinkCounter::Lost)
     }
 
     /// Messages of which its sinks are told what became of them.
@@ -338,8 +351,8 @@ impl Guest {
     }
 
     /// What has come to a sink.
-    pub fn waiting(&mut self, sink: usize) -> u32 {
-        self.sinks[sink].0.available().expect("a sane ring")
+    pub fn waiting(&mut self, sink: SinkSlot) -> u32 {
+        self.sinks[sink.0].0.available().expect("a sane ring")
     }
 }
 
@@ -351,7 +364,7 @@ fn a_long_message_to_many_sinks_is_given_out_over_many_rounds_and_holds_up_nobod
     let mut greedy = house.guest(1, 4 << 20, &no_limits());
     let source = greedy.source(5);
     let mut crowd = house.guest(1, 16 << 20, &no_limits());
-    let sinks: Vec<usize> = (0..SINKS).map(|_| crowd.sink(5, 4)).collect();
+    let sinks: Vec<SinkSlot> = (0..SINKS).map(|_| crowd.sink(5, 4)).collect();
     let mut victim = house.guest(2, 1 << 16, &no_limits());
     let (own, own_sink) = (victim.source(6), victim.sink(6, 64));
     house.settle();
@@ -412,7 +425,7 @@ fn sinks_that_come_and_go_meanwhile_neither_end_a_long_message_nor_get_half_of_i
     let mut sender = house.guest(1, 4 << 20, &no_limits());
     let source = sender.source(5);
     let mut crowd = house.guest(1, 16 << 20, &no_limits());
-    let sinks: Vec<usize> = (0..4).map(|_| crowd.sink(5, 4)).collect();
+    let sinks: Vec<SinkSlot> = (0..4).map(|_| crowd.sink(5, 4)).collect();
     house.settle();
     assert!(sender.emit(source, 0, LENGTH));
     for _ in 0..3 {
@@ -496,7 +509,7 @@ fn frames_of_a_port_are_shared_whoever_came_first_and_however_many_sources_it_ha
     let (mut house, mut other) = with_frames(16);
     house.subscribe(7, vec![5, 6]);
     let mut greedy = house.guest(1, 64 << 20, &no_limits());
-    let sources: Vec<usize> = (0..40).map(|_| greedy.source(5)).collect();
+    let sources: Vec<SourceSlot> = (0..40).map(|_| greedy.source(5)).collect();
     let mut victim = house.guest(2, 1 << 20, &no_limits());
     let own = victim.source(6);
     house.settle();
@@ -590,16 +603,16 @@ fn the_sessions_of_a_tenant_share_its_rate() {
     }
     house.settle();
     for guest in &mut guests {
-        (0..60).for_each(|chunk| assert!(guest.emit(0, chunk, 3)));
+        (0..60).for_each(|chunk| assert!(guest.emit(SourceSlot(0), chunk, 3)));
     }
     let mut passed = [0; 5];
     for _ in 0..1000 {
         clock.0.fetch_add(1_000_000, Ordering::Relaxed);
         house.lane.poll();
         for (at, guest) in guests.iter_mut().enumerate() {
-            for chunk in guest.completed(0) {
+            for chunk in guest.completed(SourceSlot(0)) {
                 passed[at] += 1;
-                guest.emit(0, chunk, 3);
+                guest.emit(SourceSlot(0), chunk, 3);
             }
         }
     }
@@ -613,7 +626,7 @@ fn the_sessions_of_a_tenant_share_its_rate() {
     house.lane.poll();
     let passed: usize = guests
         .iter_mut()
-        .map(|guest| guest.completed(0).len())
+        .map(|guest| guest.completed(SourceSlot(0)).len())
         .sum();
     assert!(passed > 0);
 }
@@ -636,15 +649,15 @@ fn who_rings_with_thousands_of_sources_pays_for_the_looks_at_them() {
         let sessions = house.lane.state.tenants.sessions.iter();
         sessions.map(|(_, session)| session.peeked as i64).sum()
     };
-    (0..64).for_each(|at| assert!(victim.emit(0, at * 16, 4096)));
+    (0..64).for_each(|at| assert!(victim.emit(SourceSlot(0), at * 16, 4096)));
     let (before, first) = (peeked(&house), house.lane.state.tenants.turns.round());
     let mut sent = 0;
     for _ in 0..300 {
         ringers.iter().for_each(|guest| guest.bell.ring());
         house.lane.poll();
-        for chunk in victim.completed(0) {
+        for chunk in victim.completed(SourceSlot(0)) {
             sent += 1;
-            assert!(victim.emit(0, chunk, 4096));
+            assert!(victim.emit(SourceSlot(0), chunk, 4096));
         }
     }
     let rounds = house.lane.state.tenants.turns.round() - first;
@@ -655,13 +668,15 @@ fn who_rings_with_thousands_of_sources_pays_for_the_looks_at_them() {
     assert!(cost <= most, "{cost} of {most} in {rounds} rounds");
     // They are heard, nevertheless: each source in its turn.
     for guest in &mut ringers {
-        assert!(guest.emit_in(7, 255, 0, 8));
+        assert!(guest.emit_in(7, SourceSlot(255), 0, 8));
     }
     let mut served = 0;
     takt_testing::until_true("all have been served", || {
         ringers.iter().for_each(|guest| guest.bell.ring());
         house.lane.poll();
-        let completed = ringers.iter_mut().map(|guest| guest.completed(255).len());
+        let completed = ringers
+            .iter_mut()
+            .map(|guest| guest.completed(SourceSlot(255)).len());
         served += completed.sum::<usize>();
         served == ringers.len()
     });
@@ -678,7 +693,7 @@ fn after_the_last_number_comes_the_first() {
     house.settle();
     (0..2).for_each(|chunk| assert!(guest.emit(source, chunk, 8)));
     while house.lane.poll() {}
-    let (rx, _) = &mut guest.sinks[sink];
+    let (rx, _) = &mut guest.sinks[sink.0];
     let came = std::iter::from_fn(|| rx.pop().expect("a sane ring"));
     let came: Vec<u64> = came.map(|descriptor| descriptor.sequence).collect();
     assert_eq!(came, [u64::MAX, 0]);
@@ -856,7 +871,7 @@ fn long_messages_for_thousands_of_sinks_cost_their_own_tenant() {
 fn a_burst_for_many_sinks_reaches_all_of_them() {
     let (mut house, other) = House::at_network(512);
     let mut crowd = house.guest(1, 64 << 20, &no_limits());
-    let sinks: Vec<usize> = (0..64).map(|_| crowd.sink(5, 256)).collect();
+    let sinks: Vec<SinkSlot> = (0..64).map(|_| crowd.sink(5, 256)).collect();
     let mut writer = Writer::new(&house, other);
     house.settle();
     (0..64).for_each(|_| writer.short(5, 3));
@@ -904,7 +919,7 @@ fn one_tenant_gets_all_that_the_lane_can_do() {
 fn one_sink_of_a_channel_gets_all_that_the_lane_can_do() {
     let (mut house, other) = House::at_network_with(LONG as usize + 64, 9000, |port| port);
     let mut guests = [1, 2].map(|tenant| house.guest(tenant, 32 << 20, &no_limits()));
-    let sinks: Vec<usize> = guests.iter_mut().map(|guest| guest.sink(5, 8)).collect();
+    let sinks: Vec<SinkSlot> = guests.iter_mut().map(|guest| guest.sink(5, 8)).collect();
     let mut writer = Writer::new(&house, other);
     house.settle();
     writer.stride = LONG_STRIDE;

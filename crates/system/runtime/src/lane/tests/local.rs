@@ -6,6 +6,7 @@ use takt_session::{Reliability, SlowSinks};
 use super::fairness::{Guest, House, no_limits};
 use super::*;
 use crate::config::{Departure, Late};
+use crate::slots::SinkSlot;
 
 const MS: i64 = 1_000_000;
 
@@ -13,7 +14,7 @@ struct Scene {
     house: House,
     clock: Arc<Ticking>,
     writer: Guest,
-    source: usize,
+    source: SourceSlot,
     reader: Guest,
 }
 
@@ -65,14 +66,17 @@ fn messages_reach_sinks_of_their_lane_at_their_launch_times_and_in_that_order() 
     assert!(scene.writer.emit(scene.source, 3, 3));
     scene.settle();
     // What has no launch time overtakes them.
-    assert_eq!((scene.reader.receive(0), scene.completed()), (1, vec![3]));
+    assert_eq!(
+        (scene.reader.receive(SinkSlot(0)), scene.completed()),
+        (1, vec![3])
+    );
     for (at, chunk) in [(1, 1), (2, 2), (3, 0)] {
         let launch = at * 10 * MS;
         scene.until(launch - MS);
-        assert_eq!(scene.reader.receive(0), 0, "before {launch}");
+        assert_eq!(scene.reader.receive(SinkSlot(0)), 0, "before {launch}");
         assert_eq!(scene.house.lane.due(), Some(TaiTime::from_nanos(launch)));
         scene.until(launch + MS / 10);
-        assert_eq!(scene.reader.receive(0), 1, "at {launch}");
+        assert_eq!(scene.reader.receive(SinkSlot(0)), 1, "at {launch}");
         assert_eq!(scene.completed(), [chunk]);
     }
     assert_eq!(scene.house.lane.due(), None);
@@ -84,7 +88,10 @@ fn a_source_may_ask_that_sinks_of_its_node_get_its_messages_at_once() {
     let flags = FLAG_LAUNCH_TIME | FLAG_AT_ONCE_HERE;
     assert!(scene.writer.emit_with(flags, 10 * MS, 5, scene.source, 0));
     scene.settle();
-    assert_eq!((scene.reader.receive(0), scene.completed()), (1, vec![0]));
+    assert_eq!(
+        (scene.reader.receive(SinkSlot(0)), scene.completed()),
+        (1, vec![0])
+    );
 }
 
 #[test]
@@ -97,14 +104,17 @@ fn what_a_reliable_source_emits_is_given_in_order_however_long_that_takes() {
     assert!(scene.writer.emit_at(10 * MS, 5, scene.source, 1));
     assert!(scene.writer.emit_in(5, scene.source, 2, 3));
     scene.until(29 * MS);
-    assert_eq!(scene.reader.receive(0), 0);
+    assert_eq!(scene.reader.receive(SinkSlot(0)), 0);
     scene.until(31 * MS);
-    assert_eq!(scene.reader.receive(0), 3);
+    assert_eq!(scene.reader.receive(SinkSlot(0)), 3);
     assert_eq!(scene.completed(), [0, 1, 2]);
     // Then nothing is waited for any more.
     assert!(scene.writer.emit_in(5, scene.source, 3, 3));
     scene.settle();
-    assert_eq!((scene.reader.receive(0), scene.completed()), (1, vec![3]));
+    assert_eq!(
+        (scene.reader.receive(SinkSlot(0)), scene.completed()),
+        (1, vec![3])
+    );
 }
 
 #[test]
@@ -128,9 +138,9 @@ fn as_many_wait_as_a_session_may_have_and_the_others_behind_them() {
     assert!(other.emit_at(5 * MS, 5, own, 0));
     scene.until(6 * MS);
     assert_eq!(other.receive(sink), 1);
-    assert_eq!(scene.reader.receive(0), 0);
+    assert_eq!(scene.reader.receive(SinkSlot(0)), 0);
     scene.until(12 * MS);
-    assert_eq!(scene.reader.receive(0), 512);
+    assert_eq!(scene.reader.receive(SinkSlot(0)), 512);
     let completed: usize = sources
         .iter()
         .map(|s| scene.writer.completed(*s).len())
@@ -147,7 +157,7 @@ fn a_session_that_goes_takes_with_it_what_waits_of_it() {
     scene.house.settle();
     for round in 0..4 {
         let mut going = scene.house.guest(1, 1 << 20, &no_limits());
-        let sources: Vec<usize> = (0..4).map(|_| going.source(5)).collect();
+        let sources: Vec<SourceSlot> = (0..4).map(|_| going.source(5)).collect();
         scene.house.settle();
         for (at, source) in sources.iter().enumerate() {
             for number in 0..64 {
@@ -163,7 +173,7 @@ fn a_session_that_goes_takes_with_it_what_waits_of_it() {
     let soon = scene.clock.now().as_nanos() + MS;
     assert!(heir.emit_at(soon, 5, source, 0));
     scene.until(soon + MS);
-    assert_eq!(scene.reader.receive(0), 1);
+    assert_eq!(scene.reader.receive(SinkSlot(0)), 1);
     assert_eq!(heir.completed(source), [0]);
 }
 
@@ -173,7 +183,13 @@ fn a_message_that_is_too_late_is_dropped_where_the_operator_wants_that_and_count
     scene.until(10 * MS);
     assert!(scene.writer.emit_at(MS, 5, scene.source, 0));
     scene.settle();
-    assert_eq!((scene.reader.receive(0), scene.reader.lost(0)), (1, 0));
+    assert_eq!(
+        (
+            scene.reader.receive(SinkSlot(0)),
+            scene.reader.lost(SinkSlot(0))
+        ),
+        (1, 0)
+    );
     scene.house.lane.set_departure(Departure {
         late: Late::Drop,
         ..Departure::default()
@@ -182,7 +198,13 @@ fn a_message_that_is_too_late_is_dropped_where_the_operator_wants_that_and_count
     // More than 60 s ahead.
     assert!(scene.writer.emit_at(100_000 * MS, 5, scene.source, 2));
     scene.settle();
-    assert_eq!((scene.reader.receive(0), scene.reader.lost(0)), (0, 2));
+    assert_eq!(
+        (
+            scene.reader.receive(SinkSlot(0)),
+            scene.reader.lost(SinkSlot(0))
+        ),
+        (0, 2)
+    );
     let outcomes = scene.writer.outcomes(scene.source);
     let told = [Outcome::Sent, Outcome::Late, Outcome::NotScheduled];
     let told = (0..).zip(told.map(|outcome| outcome as u32));

@@ -2,10 +2,11 @@
 
 use super::fairness::{Guest, House, no_limits};
 use super::*;
+use crate::slots::{SinkSlot, SourceSlot};
 
 /// The classes of what has come to a sink, in this order.
-fn came(guest: &mut Guest, sink: usize) -> Vec<u32> {
-    let (rx, _) = &mut guest.sinks[sink];
+fn came(guest: &mut Guest, sink: SinkSlot) -> Vec<u32> {
+    let (rx, _) = &mut guest.sinks[sink.0];
     let came = std::iter::from_fn(|| rx.pop().expect("a sane ring"));
     let came = came.map(|descriptor| descriptor.class).collect();
     rx.release();
@@ -13,7 +14,7 @@ fn came(guest: &mut Guest, sink: usize) -> Vec<u32> {
 }
 
 /// Somebody who gets all of channel 5.
-fn listener(house: &mut House) -> (Guest, usize) {
+fn listener(house: &mut House) -> (Guest, SinkSlot) {
     let mut guest = house.guest(9, 4 << 20, &no_limits());
     let sink = guest.sink(5, 1024);
     (guest, sink)
@@ -33,10 +34,10 @@ fn a_message_of_a_higher_class_goes_before_what_all_other_tenants_have_of_lower_
     }
     house.settle();
     for guest in &mut crowd {
-        (0..64).for_each(|at| assert!(guest.emit(0, at * 16, 1000)));
+        (0..64).for_each(|at| assert!(guest.emit(SourceSlot(0), at * 16, 1000)));
     }
-    assert!(control.emit_in(6, 0, 0, 8));
-    assert!(control.emit_in(7, 0, 1, 8));
+    assert!(control.emit_in(6, SourceSlot(0), 0, 8));
+    assert!(control.emit_in(7, SourceSlot(0), 1, 8));
     house.lane.poll();
     let came = came(&mut all, sink);
     // From one source in its own order.
@@ -54,10 +55,12 @@ fn a_message_of_a_higher_class_goes_before_what_its_own_session_has_of_lower_one
     }
     house.settle();
     for source in 0..2 {
-        (0..64).for_each(|at| assert!(guest.emit(source, (source as u32 * 64 + at) * 16, 1000)));
+        (0..64).for_each(|at| {
+            assert!(guest.emit(SourceSlot(source), (source as u32 * 64 + at) * 16, 1000))
+        });
     }
-    assert!(guest.emit_in(7, 3, 4000, 8));
-    assert!(guest.emit_in(3, 2, 4001, 8));
+    assert!(guest.emit_in(7, SourceSlot(3), 4000, 8));
+    assert!(guest.emit_in(3, SourceSlot(2), 4001, 8));
     house.lane.poll();
     let came = came(&mut all, sink);
     assert_eq!(came[..2], [7, 3]);
@@ -81,7 +84,8 @@ fn who_gives_all_it_has_the_highest_class_gets_no_more_than_its_share() {
     for (guest, class) in guests.iter_mut().zip(classes) {
         for source in 0..4 {
             let chunk = |at| (source as u32 * 64 + at) * 16;
-            (0..64).for_each(|at| assert!(guest.emit_in(class, source, chunk(at), 1000)));
+            (0..64)
+                .for_each(|at| assert!(guest.emit_in(class, SourceSlot(source), chunk(at), 1000)));
         }
     }
     let mut got = [0u32; 2];
@@ -89,12 +93,12 @@ fn who_gives_all_it_has_the_highest_class_gets_no_more_than_its_share() {
         house.lane.poll();
         for (guest, class) in guests.iter_mut().zip(classes) {
             for source in 0..4 {
-                for chunk in guest.completed(source) {
-                    assert!(guest.emit_in(class, source, chunk, 1000));
+                for chunk in guest.completed(SourceSlot(source)) {
+                    assert!(guest.emit_in(class, SourceSlot(source), chunk, 1000));
                 }
             }
         }
-        let (rx, release) = &mut all.sinks[sink];
+        let (rx, release) = &mut all.sinks[sink.0];
         while let Some(descriptor) = rx.pop().expect("a sane ring") {
             got[usize::from(descriptor.class == 0)] += 1;
             assert!(release.push(descriptor.chunk).expect("a sane ring"));
@@ -118,12 +122,12 @@ fn a_source_that_changes_its_classes_as_it_likes_loses_and_repeats_nothing() {
     let mut sent = 0;
     for round in 0..200u32 {
         for source in 0..3 {
-            for chunk in guest.completed(source) {
+            for chunk in guest.completed(SourceSlot(source)) {
                 assert!(chunk < 3000);
             }
             let at = (round % 60) * 3 + source as u32;
             let class = (round * 7 + source as u32 * 5) % 8;
-            assert!(guest.emit_in(class as u8, source, at, 8));
+            assert!(guest.emit_in(class as u8, SourceSlot(source), at, 8));
             sent += 1;
         }
         if round % 3 == 0 {
@@ -152,8 +156,8 @@ fn on_the_wire_a_higher_class_is_first_though_its_datagram_is_not_full() {
     bulk.source(5);
     control.source(6);
     house.settle();
-    (0..64).for_each(|at| assert!(bulk.emit(0, at * 16, 1000)));
-    assert!(control.emit_in(7, 0, 0, 8));
+    (0..64).for_each(|at| assert!(bulk.emit(SourceSlot(0), at * 16, 1000)));
+    assert!(control.emit_in(7, SourceSlot(0), 0, 8));
     house.lane.poll();
     let mut channels = Vec::new();
     other.receive(usize::MAX, &mut |datagram| {
@@ -224,7 +228,7 @@ fn who_waits_for_a_higher_class_is_woken_before_all_who_wait_for_lower_ones_that
     let (mut house, mut other) = with_remotes();
     // One tenant has very many readers of what comes first, each of which is a system call to wake.
     let mut crowd = house.guest(1, 4 << 20, &no_limits());
-    let readers: Vec<usize> = (0..100).map(|_| crowd.sink(5, 64)).collect();
+    let readers: Vec<SinkSlot> = (0..100).map(|_| crowd.sink(5, 64)).collect();
     let own = crowd.sink(8, 64);
     let mut victim = house.guest(2, 1 << 20, &no_limits());
     let control = victim.sink(6, 64);
@@ -262,7 +266,7 @@ fn what_is_held_for_its_time_keeps_nothing_of_a_lower_class_of_its_own_session()
     let (mut house, _other) = with_remotes();
     let mut guest = house.guest(1, 1 << 20, &no_limits());
     // More than may wait in the scheduler: the rest is held.
-    let ahead: Vec<usize> = (0..5).map(|_| guest.source(6)).collect();
+    let ahead: Vec<SourceSlot> = (0..5).map(|_| guest.source(6)).collect();
     let (local, sink) = (guest.source(5), guest.sink(5, 64));
     house.settle();
     for (number, source) in ahead.into_iter().enumerate() {
