@@ -16,6 +16,7 @@ use takt_runtime::ids::SessionId;
 use takt_runtime::lane::session::{LaneSession, SessionParts};
 use takt_runtime::lane::{Carrier, Command, Event, EventSender, Lane, LaneHandle, SourceTarget};
 use takt_runtime::policy::{Policy, Rates};
+use takt_runtime::slots::{SinkSlot, SourceSlot};
 use takt_session::layout::{
     ArenaMap, Completion, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, Outcome, Release,
     RxDescriptor, SinkBlock, SourceBlock, TX_REGION, TxDescriptor,
@@ -151,7 +152,7 @@ impl Scene {
         self.next_source += 1;
         self.handle.send(Command::AddSource {
             session: app.id,
-            source,
+            source: SourceSlot(source),
             block,
             target: SourceTarget::Channel(ChannelId(channel)),
             carrier: Carrier::any(0),
@@ -177,7 +178,7 @@ impl Scene {
         }
         self.handle.send(Command::AddSink {
             session: app.id,
-            sink,
+            sink: SinkSlot(sink),
             block,
             channel: ChannelId(channel),
             notify: None,
@@ -364,11 +365,11 @@ impl Hostile {
                 scene.handle.send(match input.u8() & 3 {
                     source @ 0..2 => Command::CloseSource {
                         session,
-                        source: source.into(),
+                        source: SourceSlot(source.into()),
                     },
                     sink => Command::CloseSink {
                         session,
-                        sink: usize::from(sink) - 2,
+                        sink: SinkSlot(usize::from(sink) - 2),
                     },
                 });
             }

@@ -12,12 +12,16 @@ mod reassembly;
 #[allow(dead_code)]
 #[path = "../../crates/system/runtime/src/lane/shares.rs"]
 mod shares;
+#[allow(dead_code)]
+#[path = "../../crates/system/runtime/src/slots.rs"]
+mod slots;
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use reassembly::{Fragment, Header, Key, Reassembly};
+use slots::{ChannelSlot, RemoteSlot, TenantSlot};
 use takt_time::TrafficClass;
 
 const PLACES: usize = 16;
@@ -30,13 +34,13 @@ const LONGEST: usize = 64 << 10;
 fuzz_target!(|input: &[u8]| {
     let mut reassembly = Reassembly::new(PLACES, LONGEST, Duration::from_millis(1));
     // What has come of each message under way: its place, and the fragments.
-    let mut under_way: HashMap<(usize, u32), (usize, u32, HashSet<u32>)> = HashMap::new();
+    let mut under_way: HashMap<(RemoteSlot, u32), (usize, u32, HashSet<u32>)> = HashMap::new();
     let mut now_ns = 0i64;
     for step in input.chunks_exact(4).take(4000) {
         let [what, who, which, index] = [step[0], step[1], step[2], step[3]];
         let key = Key {
-            remote: usize::from(who & 3),
-            channel: 0,
+            remote: RemoteSlot(usize::from(who & 3)),
+            channel: ChannelSlot(0),
             source: 0,
             sequence: u32::from(which),
         };
@@ -69,7 +73,7 @@ fuzz_target!(|input: &[u8]| {
             }
             None => {
                 assert!(!under_way.contains_key(&id), "forgotten");
-                let tenant = usize::from(who >> 2 & 3);
+                let tenant = TenantSlot(usize::from(who >> 2 & 3));
                 if !reassembly.accepts(&header) {
                     continue;
                 }

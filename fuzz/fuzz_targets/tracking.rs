@@ -7,12 +7,16 @@
 
 // The lane's own, which the runtime does not show.
 #[allow(dead_code)]
+#[path = "../../crates/system/runtime/src/slots.rs"]
+mod slots;
+#[allow(dead_code)]
 #[path = "../../crates/system/runtime/src/lane/track.rs"]
 mod track;
 
 use std::collections::{HashMap, HashSet};
 
 use libfuzzer_sys::fuzz_target;
+use slots::RemoteSlot;
 use track::{Listening, SourceKey, Tracks, Verdict};
 
 /// What was delivered of a source since it writes this channel and that has these listeners.
@@ -35,11 +39,11 @@ impl Delivered {
 
 fuzz_target!(|input: &[u8]| {
     let mut tracks = Tracks::default();
-    let mut delivered: HashMap<(usize, u32), Delivered> = HashMap::new();
+    let mut delivered: HashMap<(RemoteSlot, u32), Delivered> = HashMap::new();
     let (mut lost, mut late) = (0u64, 0u64);
     for step in input.chunks_exact(8).take(2000) {
         let key = SourceKey {
-            remote: usize::from(step[1] & 3),
+            remote: RemoteSlot(usize::from(step[1] & 3)),
             source: u32::from(step[1] >> 2),
         };
         let listening = Listening {
@@ -47,7 +51,7 @@ fuzz_target!(|input: &[u8]| {
             channel: u64::from(step[2] & 1),
             since: u64::from(step[2] >> 6),
             // Every lane is of a node of its own.
-            label: (key.remote as u32) << 16,
+            label: (key.remote.0 as u32) << 16,
         };
         let mut number = u32::from_le_bytes([step[4], step[5], step[6], step[7]]);
         if step[3] & 1 == 0 {
