@@ -100,7 +100,7 @@ pub fn write(directory: &Path, schedules: &[LinkSchedule]) -> std::io::Result<()
     let message = proto::InstalledSchedules {
         schedules: schedules.iter().map(Into::into).collect(),
     };
-    replace(directory, FILE, &message.encode_to_vec())
+    replace(directory, FILE, &message.encode_to_vec(), Lasts::OnDisk)
 }
 
 /// The listeners of before. Those that cannot be read are told in the log: a node serves all others without them.
@@ -124,19 +124,50 @@ pub fn listeners(directory: &Path) -> Vec<proto::Listener> {
     }
 }
 
-/// Writes down which listeners there are.
+/// Writes down which listeners there are, instead of those before. Where the sockets of all of them are in memory, as those of
+/// pods below `/run`, no power failure leaves any that could be opened again, and the disk is not waited for: two of the three
+/// milliseconds that setting one takes.
 ///
 /// # Errors
 /// The kernel's, with the directory named.
-pub fn write_listeners(directory: &Path, listeners: &[proto::Listener]) -> std::io::Result<()> {
+pub fn write_listeners(
+    directory: &Path,
+    before: &[proto::Listener],
+    listeners: &[proto::Listener],
+) -> std::io::Result<()> {
+    let mut all = before.iter().chain(listeners);
+    let lasts = match all.all(|listener| is_in_memory(Path::new(&listener.path))) {
+        true => Lasts::UntilPowerFails,
+        false => Lasts::OnDisk,
+    };
     let message = proto::KeptListeners {
         listeners: listeners.to_vec(),
     };
-    replace(directory, LISTENERS, &message.encode_to_vec())
+    replace(directory, LISTENERS, &message.encode_to_vec(), lasts)
+}
+
+/// Whether a socket is gone, with its directory, when power fails.
+fn is_in_memory(socket: &Path) -> bool {
+    /// `statfs(2)`: tmpfs and ramfs.
+    const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+    let directory = socket.parent().unwrap_or(Path::new("/"));
+    let found = rustix::fs::statfs(directory);
+    found.is_ok_and(|found| IN_MEMORY.contains(&(found.f_type as u64)))
+}
+
+/// What does not undo that a file was replaced, besides a crash of this process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lasts {
+    OnDisk,
+    UntilPowerFails,
 }
 
 /// Replaces a file as a whole.
-fn replace(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
+fn replace(directory: &Path, name: &str, bytes: &[u8], lasts: Lasts) -> std::io::Result<()> {
+    let on_disk = |file: &std::fs::File| match lasts {
+        Lasts::OnDisk => file.sync_all(),
+        Lasts::UntilPowerFails => Ok(()),
+    };
     let told = |error: std::io::Error| {
         let text = format!(
             "cannot write into {}: {error}; make room there, or make it writable, and do it again",
@@ -148,7 +179,7 @@ fn replace(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     let (new, path) = (directory.join(format!("{name}.new")), directory.join(name));
     let written = std::fs::File::create(&new).and_then(|mut file| {
         file.write_all(bytes)?;
-        file.sync_all()
+        on_disk(&file)
     });
     if written.is_err() {
         // Half of it is of no use to anybody.
@@ -156,7 +187,7 @@ fn replace(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     }
     written
         .and_then(|()| std::fs::rename(&new, &path))
-        .and_then(|()| std::fs::File::open(directory)?.sync_all())
+        .and_then(|()| on_disk(&std::fs::File::open(directory)?))
         .map_err(told)
 }
 
@@ -238,9 +269,16 @@ mod tests {
             path: "/run/takt/press.sock".into(),
             ..proto::Listener::default()
         };
-        write_listeners(directory.path(), std::slice::from_ref(&press)).expect("written");
+        write_listeners(directory.path(), &[], std::slice::from_ref(&press)).expect("written");
         assert_eq!(listeners(directory.path()), [press]);
         std::fs::write(directory.join(LISTENERS), b"no listener at all").expect("written");
         assert_eq!(listeners(directory.path()), []);
+    }
+    #[test]
+    fn sockets_in_memory_are_gone_with_the_power() {
+        // Always a tmpfs, and never one.
+        assert!(is_in_memory(Path::new("/dev/shm/press.sock")));
+        assert!(!is_in_memory(Path::new("/proc/press.sock")));
+        assert!(!is_in_memory(Path::new("/nowhere/press.sock")));
     }
 }

@@ -335,7 +335,7 @@ fn keep_listeners(
     wanted: Vec<proto::Listener>,
 ) -> Result<(), SetListenerError> {
     if let Some(state) = state.filter(|_| *kept != wanted) {
-        kept::write_listeners(state, &wanted).map_err(SetListenerError::NotKept)?;
+        kept::write_listeners(state, kept, &wanted).map_err(SetListenerError::NotKept)?;
         *kept = wanted;
     }
     Ok(())

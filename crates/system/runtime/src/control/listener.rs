@@ -307,7 +307,7 @@ impl Control {
         let Some(endpoint) = &config.policy.endpoint else {
             return Ok(());
         };
-        self.network(&endpoint.network)?;
+        self.networks.number(&endpoint.network)?;
         for listener in self.listeners.values() {
             let Some(other) = &listener.policy.endpoint else {
                 continue;

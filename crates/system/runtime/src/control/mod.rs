@@ -18,6 +18,7 @@ mod interests;
 mod listener;
 mod log_budget;
 mod mapping;
+mod network;
 mod networks;
 mod quality;
 mod reaper;
@@ -64,6 +65,7 @@ pub use handle::{Runtime, RuntimeHandle, Stopped, Unresponsive};
 use interests::{Interests, Sources};
 pub use listener::ListenError;
 use listener::Listener;
+use networks::Networks;
 pub use networks::StationError;
 use reaper::Reaper;
 use routes::Routes;
@@ -151,13 +153,7 @@ pub struct Control {
     interests: Interests,
     sources: Sources,
     next_progress: Duration,
-    networks: Vec<networks::Network>,
-    /// The kernel's tables that they follow.
-    host: host::Host,
-    /// Questions of tenants that wait for the kernel.
-    questions: Vec<networks::Question>,
-    /// Questions about ways that tenants have asked.
-    asked: u64,
+    networks: Networks,
     /// What the sessions of all listeners hold of the memory.
     memory: Arc<account::Memory>,
     listeners: HashMap<u32, Listener>,
@@ -189,7 +185,6 @@ pub struct Control {
     /// Sources and sinks that are still to get their rings.
     arrivals: Vec<direct::Arrival>,
     next_tick: Duration,
-    next_follow: Duration,
     captures: captures::Captures,
     drain: Option<Drain>,
     /// A drain has given up messages: peers are told nothing any more that would let them believe that they have all.
@@ -254,10 +249,9 @@ impl Control {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&*self.wake, &mut count);
         self.take_ways();
-        self.take_host();
-        if self.host.take_changed() {
-            self.follow_soon();
-        }
+        self.take_host(Duration::ZERO);
+        self.networks.note_changes();
+        self.await_networks();
         self.look_at_datapaths();
         for _ in 0..JOB_BURST {
             match self.jobs.try_recv() {
@@ -442,8 +436,7 @@ impl Control {
         self.announce_itself(now);
         self.take_ways();
         self.apply(effects);
-        self.look_at_host(now);
-        self.take_host();
+        self.follow_host();
         self.look_at_datapaths();
         let late: Vec<SessionId> = self
             .sessions

@@ -17,7 +17,7 @@ use crate::peering::association::{KeyChange, LaneSecrets};
 use crate::peering::message::{Endpoint, LaneAnnouncement, Outage, SourceProgress, Subscription};
 
 /// Commands, each with the index of its lane.
-type Commands = Vec<(usize, Command)>;
+pub(super) type Commands = Vec<(usize, Command)>;
 
 /// Remote lanes by their peers, and lanes of this node as each other's remotes.
 pub struct Routes {

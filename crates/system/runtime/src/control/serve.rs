@@ -222,7 +222,7 @@ impl Control {
                 let Some(session) = self.sessions.get(&id) else {
                     return Ok(None);
                 };
-                let (endpoint, owner) = self.owner(&session.policy)?;
+                let (endpoint, owner) = self.networks.owner(&session.policy)?;
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
                 };

@@ -19,7 +19,7 @@ use super::faults::Faults;
 use super::host::Host;
 use super::interests::{Interests, Sources};
 use super::listener::ListenError;
-use super::networks::Network;
+use super::networks::Networks;
 use super::reaper::Reaper;
 use super::routes::Routes;
 use super::schedules::{Origin, ScheduleError};
@@ -311,10 +311,7 @@ fn start(
     let listeners = config.listeners.clone();
     let schedules = config.schedules.clone();
     let lane_configs = config.lanes.clone();
-    let networks = config.networks.iter().cloned();
-    let networks = networks
-        .map(|network| Network::new(network, count))
-        .collect();
+    let networks = Networks::new(config.networks.clone(), count, Host::new(wake.clone()));
     let mut control = Control {
         clock: config.clock.clone(),
         clock_status: None,
@@ -340,9 +337,6 @@ fn start(
         sources: Sources::default(),
         next_progress: Duration::ZERO,
         networks,
-        host: Host::new(wake.clone()),
-        questions: Vec::new(),
-        asked: 0,
         memory: Memory::new(most_of_memory()),
         listeners: HashMap::new(),
         next_listener: 0,
@@ -363,7 +357,6 @@ fn start(
         arrivals: Vec::new(),
         label,
         next_tick: Duration::ZERO,
-        next_follow: Duration::ZERO,
         captures: Captures::default(),
         drain: None,
         incomplete: false,
@@ -387,9 +380,7 @@ fn start(
             Err(source) => return Err(StartError::Schedule { datapath, source }),
         }
     }
-    for at in 0..control.networks.len() {
-        control.publish_network(at);
-    }
+    control.command_all(control.networks.all());
     // One that cannot be opened is no reason to keep the others from their work.
     let mut failed = None;
     for listener in listeners {
