@@ -45,6 +45,8 @@ slots! {
     TenantSlot
     /// A channel on a lane.
     ChannelSlot
+    /// A peer of the node.
+    PeerSlot
     /// A remote lane on a lane.
     RemoteSlot
     /// A reliable source of a lane.

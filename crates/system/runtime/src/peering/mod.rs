@@ -17,8 +17,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use slab::Slab;
-
+use crate::slots::{PeerSlot, Table};
 use association::{
     Association, COOKIE, Gate, Gatekeeper, INITIATE, Identity, KeyChange, RESPOND, Refusal, SEALED,
 };
@@ -266,9 +265,9 @@ pub struct Peering {
     scout: Scout,
     accept: Vec<AcceptNet>,
     meeting: Meeting,
-    peers: Slab<Peer>,
-    by_address: HashMap<SocketAddr, usize>,
-    timers: BTreeSet<(Duration, usize)>,
+    peers: Table<PeerSlot, Peer>,
+    by_address: HashMap<SocketAddr, PeerSlot>,
+    timers: BTreeSet<(Duration, PeerSlot)>,
     up: usize,
     /// Peers that are not configured, by their address.
     accepted: HashMap<IpAddr, usize>,
@@ -363,7 +362,7 @@ impl Peering {
             security,
             accept,
             meeting: Meeting::default(),
-            peers: Slab::new(),
+            peers: Table::default(),
             by_address: HashMap::new(),
             timers: BTreeSet::new(),
             up: 0,
@@ -433,7 +432,7 @@ impl Peering {
 
     /// Tells the peers how far sources are that write what they want.
     pub fn announce(&mut self, sources: &[(u8, SourceProgress)], effects: &mut Effects) {
-        let peers: Vec<usize> = self.peers.iter().map(|(at, _)| at).collect();
+        let peers: Vec<PeerSlot> = self.peers.iter().map(|(at, _)| at).collect();
         for at in peers {
             let peer = &self.peers[at];
             if peer.state != PeerState::Up || peer.held.entries.is_empty() {
@@ -452,8 +451,8 @@ impl Peering {
 
     /// All peers, for operators.
     pub fn status(&self, now: Duration) -> Vec<PeerStatus> {
-        let mut named: HashMap<&str, Vec<usize>> = HashMap::new();
-        for (at, peer) in &self.peers {
+        let mut named: HashMap<&str, Vec<PeerSlot>> = HashMap::new();
+        for (at, peer) in self.peers.iter() {
             if peer.state == PeerState::Up {
                 named.entry(&peer.name).or_default().push(at);
             }
@@ -607,15 +606,15 @@ impl Peering {
     /// Whether the peer's address is another node's now, which has proven that it is there and has a key that is
     /// allowed: a node that was replaced, or whose address was given to another. Not one that is configured, and not
     /// as long as the peer may still be there.
-    fn gives_way(&self, at: usize, key: Option<PublicKey>) -> bool {
+    fn gives_way(&self, at: PeerSlot, key: Option<PublicKey>) -> bool {
         let peer = &self.peers[at];
         peer.key != key && !peer.configured && peer.state != PeerState::Up && self.allows(key)
     }
 
     /// Goodbyes to all peers that are up, for a clean exit.
     pub fn leave(&mut self, effects: &mut Effects) {
-        let up = |(at, peer): (usize, &Peer)| (peer.state == PeerState::Up).then_some(at);
-        let peers: Vec<usize> = self.peers.iter().filter_map(up).collect();
+        let up = |(at, peer): (PeerSlot, &Peer)| (peer.state == PeerState::Up).then_some(at);
+        let peers: Vec<PeerSlot> = self.peers.iter().filter_map(up).collect();
         for at in peers {
             self.send(at, &Message::Goodbye, effects);
         }
@@ -634,7 +633,7 @@ impl Peering {
     fn receive_secured(
         &mut self,
         source: SocketAddr,
-        known: Option<usize>,
+        known: Option<PeerSlot>,
         bytes: &[u8],
         now: Duration,
         effects: &mut Effects,
@@ -679,7 +678,7 @@ impl Peering {
     fn receive_initiation(
         &mut self,
         source: SocketAddr,
-        known: Option<usize>,
+        known: Option<PeerSlot>,
         bytes: &[u8],
         now: Duration,
         effects: &mut Effects,
@@ -719,7 +718,7 @@ impl Peering {
     /// Takes what a peer says.
     fn take(
         &mut self,
-        at: usize,
+        at: PeerSlot,
         incarnation: u64,
         message: Message,
         now: Duration,
@@ -788,7 +787,7 @@ impl Peering {
     #[allow(clippy::too_many_arguments)] // the fields of one message
     fn take_hello(
         &mut self,
-        at: usize,
+        at: PeerSlot,
         incarnation: u64,
         name: String,
         label: u32,
@@ -854,7 +853,7 @@ impl Peering {
 
     /// What a peer that is up has in common with this node, or with the first of others that are up. A node that is
     /// there under two addresses is one.
-    fn clash(&self, at: usize, others: impl Iterator<Item = usize>) -> Option<Clash> {
+    fn clash(&self, at: PeerSlot, others: impl Iterator<Item = PeerSlot>) -> Option<Clash> {
         let peer = &self.peers[at];
         if peer.state != PeerState::Up {
             return None;
@@ -880,7 +879,7 @@ impl Peering {
     /// Tries nodes that a peer names.
     fn take_introductions(
         &mut self,
-        at: usize,
+        at: PeerSlot,
         nodes: Vec<PeerConfig>,
         now: Duration,
         effects: &mut Effects,
@@ -904,10 +903,10 @@ impl Peering {
     }
 
     /// Names some of the other peers to one, from where the last time ended.
-    fn introduce(&mut self, at: usize, effects: &mut Effects) {
+    fn introduce(&mut self, at: PeerSlot, effects: &mut Effects) {
         let (from, places) = (self.peers[at].introduced, self.peers.capacity());
         let mut nodes = Vec::new();
-        for other in (0..places).map(|place| (from + place) % places) {
+        for other in (0..places).map(|place| PeerSlot((from + place) % places)) {
             let Some(peer) = self.peers.get(other) else {
                 continue;
             };
@@ -917,7 +916,7 @@ impl Peering {
             let (address, key) = (peer.address, peer.key);
             nodes.push(PeerConfig { address, key });
             if nodes.len() == INTRODUCED {
-                self.peers[at].introduced = other + 1;
+                self.peers[at].introduced = other.0 + 1;
                 break;
             }
         }
@@ -926,7 +925,7 @@ impl Peering {
         }
     }
 
-    fn take_page(&mut self, at: usize, page: Page, effects: &mut Effects) {
+    fn take_page(&mut self, at: PeerSlot, page: Page, effects: &mut Effects) {
         let peer = &mut self.peers[at];
         if let Some(difference) = peer.held.take(page) {
             self.counters.too_many += difference.refused;
@@ -946,7 +945,7 @@ impl Peering {
     }
 
     /// One peer's timer.
-    fn serve(&mut self, at: usize, now: Duration, effects: &mut Effects) {
+    fn serve(&mut self, at: PeerSlot, now: Duration, effects: &mut Effects) {
         let peer = &mut self.peers[at];
         let address = peer.address;
         if peer.state == PeerState::Up && peer.heard.is_some_and(|heard| now >= heard + DEAD_AFTER)
@@ -1012,7 +1011,7 @@ impl Peering {
     }
 
     /// Begins a handshake.
-    fn initiate(&mut self, at: usize, now: Duration, effects: &mut Effects) {
+    fn initiate(&mut self, at: PeerSlot, now: Duration, effects: &mut Effects) {
         let peer = &mut self.peers[at];
         if let Some(identity) = &peer.identity {
             let own = self.local.incarnation;
@@ -1021,7 +1020,7 @@ impl Peering {
         }
     }
 
-    fn send_hello(&mut self, at: usize, effects: &mut Effects) {
+    fn send_hello(&mut self, at: PeerSlot, effects: &mut Effects) {
         let peer = &self.peers[at];
         let hello = Message::Hello {
             name: self.local.name.clone(),
@@ -1045,8 +1044,8 @@ impl Peering {
             return;
         }
         self.failed = failed;
-        let up = |(at, peer): (usize, &Peer)| (peer.state == PeerState::Up).then_some(at);
-        let up: Vec<usize> = self.peers.iter().filter_map(up).collect();
+        let up = |(at, peer): (PeerSlot, &Peer)| (peer.state == PeerState::Up).then_some(at);
+        let up: Vec<PeerSlot> = self.peers.iter().filter_map(up).collect();
         for at in up {
             self.send_hello(at, effects);
         }
@@ -1057,8 +1056,8 @@ impl Peering {
         self.flush_at = None;
         self.flushed = now;
         self.telling = self.wanted.version();
-        let up = |(at, peer): (usize, &Peer)| (peer.state == PeerState::Up).then_some(at);
-        let peers: Vec<usize> = self.peers.iter().filter_map(up).collect();
+        let up = |(at, peer): (PeerSlot, &Peer)| (peer.state == PeerState::Up).then_some(at);
+        let peers: Vec<PeerSlot> = self.peers.iter().filter_map(up).collect();
         for at in peers {
             self.tell(at, now, effects);
             self.schedule(at);
@@ -1066,7 +1065,7 @@ impl Peering {
     }
 
     /// Sends pages of what has changed, as many as may be under way.
-    fn tell(&mut self, at: usize, now: Duration, effects: &mut Effects) {
+    fn tell(&mut self, at: PeerSlot, now: Duration, effects: &mut Effects) {
         let told = &mut self.peers[at].told;
         if !self.wanted.follows(told.sent) {
             told.begin();
@@ -1089,7 +1088,7 @@ impl Peering {
         }
     }
 
-    fn send(&mut self, at: usize, message: &Message, effects: &mut Effects) {
+    fn send(&mut self, at: PeerSlot, message: &Message, effects: &mut Effects) {
         let peer = &mut self.peers[at];
         let bytes = encode(self.local.incarnation, message);
         if !self.security.is_on() {
@@ -1100,7 +1099,7 @@ impl Peering {
     }
 
     /// When to look at a peer again.
-    fn schedule(&mut self, at: usize) {
+    fn schedule(&mut self, at: PeerSlot) {
         let peer = &mut self.peers[at];
         let mut due = peer.next_hello;
         if let (PeerState::Up, Some(heard)) = (peer.state, peer.heard) {
@@ -1117,7 +1116,7 @@ impl Peering {
     }
 
     /// True if the peer is up and was not.
-    fn set_state(&mut self, at: usize, state: PeerState) -> bool {
+    fn set_state(&mut self, at: PeerSlot, state: PeerState) -> bool {
         let before = std::mem::replace(&mut self.peers[at].state, state);
         match (before == PeerState::Up, state == PeerState::Up) {
             (false, true) => self.up += 1,
@@ -1128,7 +1127,7 @@ impl Peering {
     }
 
     /// What a peer's incarnation has told holds no more.
-    fn void(&mut self, at: usize, clean: bool, effects: &mut Effects) {
+    fn void(&mut self, at: PeerSlot, clean: bool, effects: &mut Effects) {
         let peer = &mut self.peers[at];
         peer.held = Held::default();
         if !peer.lanes.is_empty() {
@@ -1152,7 +1151,7 @@ impl Peering {
         address: SocketAddr,
         key: Option<PublicKey>,
         now: Duration,
-    ) -> Option<usize> {
+    ) -> Option<PeerSlot> {
         let all: usize = self.accepted.values().sum();
         let here = self.accepted.entry(address.ip()).or_default();
         if all >= MOST_ACCEPTED || *here >= MOST_ACCEPTED_AT {
@@ -1172,7 +1171,7 @@ impl Peering {
         }
     }
 
-    fn insert(&mut self, config: PeerConfig, configured: bool, now: Duration) -> usize {
+    fn insert(&mut self, config: PeerConfig, configured: bool, now: Duration) -> PeerSlot {
         let at = self.peers.insert(Peer {
             address: config.address,
             configured,
@@ -1205,10 +1204,12 @@ impl Peering {
         at
     }
 
-    fn forget(&mut self, at: usize, effects: &mut Effects) {
+    fn forget(&mut self, at: PeerSlot, effects: &mut Effects) {
         self.set_state(at, PeerState::Down);
         self.void(at, false, effects);
-        let mut peer = self.peers.remove(at);
+        let Some(mut peer) = self.peers.remove(at) else {
+            return;
+        };
         effects.keys(peer.address, peer.association.clear());
         self.timers.remove(&(peer.due, at));
         self.by_address.remove(&peer.address);
