@@ -20,7 +20,7 @@ const CHANNEL: ChannelId = ChannelId(5);
 const MOVES: usize = 25;
 
 /// Two nodes with kernel UDP, AF_XDP and the plugin of the examples, which streams get at first.
-fn three_datapaths() -> (takt_testing::Directory, Pair) {
+pub fn three_datapaths() -> (takt_testing::Directory, Pair) {
     let directory = plugin();
     let sections = sections(&directory, "") + "[datapath.xdp]\ninterface = \"eth0\"\n";
     let pair = Pair::with(&LabConfig::default(), &sections);
@@ -135,6 +135,61 @@ fn a_stream_that_names_its_datapath_gets_that_one_or_none() {
     assert_eq!(
         (streams[0].asked_datapath.as_str(), streams[0].moved),
         ("xdp", 0)
+    );
+}
+
+#[test]
+fn who_writes_a_channel_that_is_mapped_by_hand_goes_that_way_and_nobody_else() {
+    if skip() {
+        return;
+    }
+    let (_plugin, pair) = three_datapaths();
+    let node = &pair.nodes[0];
+    let session = attach(node, "mapping");
+    let writer = |qos: Qos, channel| {
+        let stream = session.stream(qos).expect("a stream");
+        let source = stream.source(channel).expect("a source");
+        (stream, source)
+    };
+    let (free, source) = writer(Qos::fast(), CHANNEL);
+    let (other, _others) = writer(Qos::fast(), ChannelId(6));
+    let only = Qos::slow().only_over("xdp".parse().expect("a name"));
+    let (fixed, _fixed) = writer(only, CHANNEL);
+    let map = |datapath: &str| node.admin().map_channel(CHANNEL.0, datapath);
+
+    // Only the first one may move: the third has asked for its datapath by name.
+    assert_eq!(map("udp"), Ok(1));
+    let now = || [&free, &other, &fixed].map(|stream| stream.datapath());
+    until_true("the application is told", || {
+        now() == ["udp", "lossy", "xdp"]
+    });
+    // One that comes to the channel later goes there as well, and one that leaves it goes back.
+    let (late, second) = writer(Qos::fast(), CHANNEL);
+    until_true("the second stream goes there", || late.datapath() == "udp");
+    drop(second);
+    until_true("it goes back", || late.datapath() == "lossy");
+    let sessions = node.admin().sessions();
+    let rules: Vec<_> = sessions
+        .iter()
+        .flat_map(|s| &s.streams)
+        .map(|s| &*s.rule)
+        .collect();
+    assert_eq!(
+        rules.iter().filter(|rule| **rule == "channel 5").count(),
+        1,
+        "{rules:?}"
+    );
+    // Another mapping of the node changes nothing there.
+    map_to(node, "xdp");
+    until_true("the others follow it", || now() == ["udp", "xdp", "xdp"]);
+    drop(source);
+    assert_eq!(map(""), Ok(0));
+    until_true("nothing is left of it", || now() == ["xdp", "xdp", "xdp"]);
+
+    let refused = map("carrier-pigeon").expect_err("there is none");
+    assert!(
+        refused.contains("no datapath `carrier-pigeon`"),
+        "{refused}"
     );
 }
 

@@ -1,6 +1,7 @@
 //! `takt monitor --node`: the health of what tenants send and get past the kernel, beside what was sent; and its page, in a
 //! browser.
 
+use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
@@ -11,7 +12,8 @@ use takt_lab::LabConfig;
 use takt_testing::{PATIENCE, browsed, until_true};
 
 use crate::capture::{LISTENERS, tenant};
-use crate::support::{Datapath, Node, Pair, introduce, number_of, put, skip};
+use crate::mapping::three_datapaths;
+use crate::support::{Datapath, Node, Pair, attach, introduce, number_of, put, skip};
 
 const CHANNEL: ChannelId = ChannelId(5);
 /// No machine keeps to a nanosecond.
@@ -28,6 +30,16 @@ flow = \"channel 5\"
 when = \"delay > 1ns\"
 do = [\"event\", \"mirror\"]
 ";
+/// Any traffic at all is too much, until there is none.
+const REMAP: &str = "\
+[[rule]]
+name = \"busy\"
+flow = \"channel 5\"
+when = \"silence < 1ms\"
+until = \"silence > 200ms\"
+hold = \"0s\"
+do = [\"remap\"]
+";
 const MESSAGES: u64 = 300;
 
 /// A monitor of a node, and where its page is.
@@ -38,8 +50,12 @@ struct Monitor {
 
 impl Monitor {
     fn start(node: &Node, more: &[&str]) -> Self {
+        Self::of_all(node, &[&["--tenant", "press"], more].concat())
+    }
+
+    fn of_all(node: &Node, more: &[&str]) -> Self {
         let mut child = Command::new(takt_testing::built().join("takt"))
-            .args(["monitor", "--node", "--tenant", "press", "--json"])
+            .args(["monitor", "--node", "--json"])
             .args(["--http", "127.0.0.1:0", "--interval", "100ms", "--admin"])
             .arg(node.directory.join("admin.sock"))
             .args(more)
@@ -66,6 +82,51 @@ impl Monitor {
         assert!(self.child.wait().expect("an end").success(), "{text}");
         serde_json::from_str(&text).unwrap_or_else(|_| panic!("JSON: {text}"))
     }
+}
+
+#[test]
+fn a_channel_goes_another_way_while_a_rule_of_the_monitor_holds() {
+    if skip() {
+        return;
+    }
+    let (_plugin, pair) = three_datapaths();
+    let [near, far] = &pair.nodes;
+    let sessions = pair.nodes.each_ref().map(|node| attach(node, "monitor"));
+    let streams = sessions
+        .each_ref()
+        .map(|s| s.stream(Qos::fast()).expect("a stream"));
+    let source = streams[0].source(CHANNEL).expect("a source");
+    let sink = streams[1].sink(CHANNEL).expect("a sink");
+    introduce(&source, &[&sink]);
+    let rules = near.directory.join("rules.toml");
+    std::fs::write(&rules, REMAP).expect("a file");
+    let rules = rules.to_str().expect("UTF-8");
+    let more = ["--rules", rules, "--remap", "udp"];
+    let [watched, _] = [near, far].map(|node| Monitor::of_all(node, &more));
+    let number = Cell::new(0);
+    let send = || {
+        put(&source, number.get(), 64);
+        number.set(number.get() + 1);
+        while sink.consume(Wait::Never).is_ok() {}
+    };
+    until_true("the rule moves the stream", || {
+        send();
+        streams[0].datapath() == "udp"
+    });
+    until_true("silence ends the rule", || streams[0].datapath() == "lossy");
+    until_true("it moves again", || {
+        send();
+        streams[0].datapath() == "udp"
+    });
+    let told = watched.end();
+    assert!(
+        told["rules"][0]["begun"].as_u64() >= Some(2),
+        "{}",
+        told["rules"]
+    );
+    until_true("with the monitor's end all is as before", || {
+        streams[0].datapath() == "lossy"
+    });
 }
 
 #[test]

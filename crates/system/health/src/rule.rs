@@ -250,6 +250,8 @@ pub enum Action {
     Mirror,
     /// Sends a message to load management when it begins and ends.
     Control,
+    /// Has another datapath carry the flow's streams.
+    Remap,
 }
 
 impl Action {
@@ -260,14 +262,20 @@ impl Action {
             Self::Metric => "metric",
             Self::Mirror => "mirror",
             Self::Control => "control",
+            Self::Remap => "remap",
         }
     }
 
     /// By its name.
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Event, Self::Metric, Self::Mirror, Self::Control]
-            .into_iter()
-            .find(|action| action.name() == name)
+        let all = [
+            Self::Event,
+            Self::Metric,
+            Self::Mirror,
+            Self::Control,
+            Self::Remap,
+        ];
+        all.into_iter().find(|action| action.name() == name)
     }
 }
 

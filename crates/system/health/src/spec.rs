@@ -326,7 +326,7 @@ impl WrittenRule {
         };
         let mut actions = Vec::new();
         for name in &self.actions {
-            let why = "write event, metric, mirror or control";
+            let why = "write event, metric, mirror, control or remap";
             let action = Action::from_name(name).ok_or_else(|| place.wrong("do", name, why))?;
             if !actions.contains(&action) {
                 actions.push(action);
@@ -336,7 +336,7 @@ impl WrittenRule {
             return Err(place.wrong(
                 "do",
                 "",
-                "a rule does something: event, metric, mirror or control",
+                "a rule does something: event, metric, mirror, control or remap",
             ));
         }
         Ok(Rule {

@@ -16,7 +16,7 @@ use crate::flow::{Flow, Rules};
 use crate::key::{ChannelSource, FlowKey, Kind, Way};
 use crate::level::Level;
 use crate::packet::{self, Identify, LinkType, Unreadable};
-use crate::rule::{Action, Kpi, RuleState};
+use crate::rule::{Action, Kpi, Rule, RuleState};
 use crate::spec::{Document, Spec};
 use crate::stamp::{self, Rtp, SenderReport, Stamp};
 
@@ -129,12 +129,22 @@ pub enum What {
     Rule {
         /// Its name.
         rule: String,
-        /// Its place in the document.
+        /// What it does.
         #[serde(skip)]
-        index: usize,
+        actions: Vec<Action>,
         /// Whether it began.
         begins: bool,
     },
+}
+
+impl What {
+    fn of(rule: &Rule, begins: bool) -> Self {
+        Self::Rule {
+            rule: rule.name.clone(),
+            actions: rule.actions.clone(),
+            begins,
+        }
+    }
 }
 
 /// What became of a packet.
@@ -487,10 +497,9 @@ impl Table {
                 old.spec.is_none() && (declared || now_ns - old.last_ns >= self.config.idle_ns);
             if may_go {
                 self.histograms -= usize::from(old.has_histograms());
-                for (rule, state) in &old.rules {
-                    self.rule_counts[usize::from(*rule)].active -= u64::from(state.active);
-                }
-                self.index.remove(&old.key);
+                let key = old.key;
+                self.end_rules(self.hand, now_ns);
+                self.index.remove(&key);
                 self.counters.aged += 1;
                 return Some(self.hand);
             }
@@ -527,17 +536,19 @@ impl Table {
                 } else {
                     count.active - 1
                 };
-                events.push(What::Rule {
-                    rule: rule.name.clone(),
-                    index,
-                    begins,
-                });
+                events.push(What::of(rule, begins));
             }
         }
         flow.rules = rules;
         if events.is_empty() {
             return;
         }
+        self.note(at, events, now_ns);
+    }
+
+    /// What happened to a flow.
+    fn note(&mut self, at: usize, events: Vec<What>, now_ns: i64) {
+        let flow = &self.flows[at];
         let (key, name, spec) = (flow.key, flow.key.to_string(), flow.spec);
         let spec = spec.and_then(|spec| self.document.specs.get(usize::from(spec)));
         let spec = spec.map(|spec| spec.name.clone());
@@ -553,6 +564,21 @@ impl Table {
                 spec: spec.clone(),
                 what,
             });
+        }
+    }
+
+    /// A flow or its rules go: what they have begun ends.
+    fn end_rules(&mut self, at: usize, now_ns: i64) {
+        let rules = std::mem::take(&mut self.flows[at].rules);
+        let active = rules.iter().filter(|(_, state)| state.active);
+        let mut events = Vec::new();
+        for (index, _) in active {
+            let index = usize::from(*index);
+            self.rule_counts[index].active -= 1;
+            events.push(What::of(&self.document.rules[index], false));
+        }
+        if !events.is_empty() {
+            self.note(at, events, now_ns);
         }
     }
 
@@ -583,6 +609,9 @@ impl Table {
     /// Puts other specifications and rules in force, for the flows that are there too. Their counts go on; levels and
     /// rules begin anew.
     pub fn replace_document(&mut self, document: Document) {
+        for at in 0..self.flows.len() {
+            self.end_rules(at, self.flows[at].last_ns);
+        }
         self.rule_counts = vec![RuleCount::default(); document.rules.len()];
         for flow in &mut self.flows {
             let spec = document

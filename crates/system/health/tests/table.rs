@@ -358,6 +358,41 @@ fn trailers_tell_delay_and_loss_of_flows_that_carry_nothing() {
     assert_eq!(flows.len(), 3);
 }
 
+/// Whether rules began or ended, in this order.
+fn rules(table: &mut Table) -> Vec<bool> {
+    let events = table.take_events();
+    let rules = events.filter_map(|event| match event.what {
+        What::Rule { begins, .. } => Some(begins),
+        What::Level { .. } => None,
+    });
+    rules.collect()
+}
+
+#[test]
+fn what_a_rule_has_begun_ends_with_its_flow_and_with_the_rule() {
+    let document = "[[rule]]\nname = \"any\"\nwhen = \"size > 0B\"\ndo = [\"event\"]\n";
+    let document = Document::read(document).expect("a document");
+    let config = Config {
+        capacity: 1,
+        ..Config::default()
+    };
+    let mut table = Table::new(config, document.clone());
+    take(&mut table, START, &udp([10, 0, 0, 1], [1, 2], &[0; 8]));
+    assert_eq!(rules(&mut table), [true]);
+    // Another flow takes its place, with the rule begun for it.
+    let later = START + 61_000 * MS;
+    take(&mut table, later, &udp([10, 0, 0, 2], [1, 2], &[0; 8]));
+    assert_eq!(rules(&mut table), [false, true]);
+    let active = |table: &Table| table.rules().next().map(|(_, count)| count.active);
+    assert_eq!(active(&table), Some(1));
+    // The rules are read anew: it begins again when it is found to hold.
+    table.replace_document(document);
+    assert_eq!(rules(&mut table), [false]);
+    assert_eq!(active(&table), Some(0));
+    take(&mut table, later, &udp([10, 0, 0, 2], [1, 2], &[0; 8]));
+    assert_eq!(rules(&mut table), [true]);
+}
+
 #[test]
 fn a_full_table_takes_no_more_and_idle_or_undeclared_flows_make_room() {
     let document = "[[flow]]\nname = \"a\"\nmatch = \"udp * > *:9\"\nmax-loss = \"1%\"\n";

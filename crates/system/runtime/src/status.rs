@@ -179,6 +179,8 @@ pub struct ChannelStatus {
     pub sinks: usize,
     /// Peers that want it.
     pub peers: Vec<SocketAddr>,
+    /// The datapath that it was mapped to, if it was.
+    pub datapath: Option<String>,
     /// What the lanes count.
     pub counters: ChannelReading,
 }

@@ -6,9 +6,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    balance, bench, capture, clock, completions, daemon, datapaths, demo, doctor, guest, key, kube,
-    lab, listener, manual, monitor, network, peer, preload, publish, reload, reserve, schedule,
-    session, simulate, stamp, status, stream, subscribe, top, topic, veth,
+    balance, bench, capture, channel, clock, completions, daemon, datapaths, demo, doctor, guest,
+    key, kube, lab, listener, manual, monitor, network, peer, preload, publish, reload, reserve,
+    schedule, session, simulate, stamp, status, stream, subscribe, top, topic, veth,
 };
 
 const HELP: &str = "\
@@ -66,6 +66,8 @@ pub enum Command {
     Listener(listener::Listener),
     /// Show networks, and enter where their stations are
     Network(network::Network),
+    /// Show channels, and have another datapath carry one
+    Channel(channel::Channel),
     /// List and end sessions of applications
     Session(session::Session),
     /// Show or write what tenants send and get past the kernel
@@ -135,6 +137,7 @@ impl Command {
             Self::Key(key) => key.run(),
             Self::Listener(listener) => listener.run(),
             Self::Network(network) => network.run(),
+            Self::Channel(channel) => channel.run(),
             Self::Session(session) => session.run(),
             Self::Capture(capture) => capture.run(),
             Self::Pub(publish) => publish.run(),

@@ -10,6 +10,7 @@ mod application;
 mod balance;
 mod bench;
 mod capture;
+mod channel;
 mod clock;
 mod command;
 mod completions;

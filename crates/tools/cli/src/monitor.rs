@@ -11,6 +11,7 @@ mod metrics;
 mod node;
 mod page;
 mod part;
+mod remap;
 mod screen;
 mod source;
 mod text;
@@ -60,7 +61,8 @@ Examples:
   takt monitor -i eth0 --rules camera.toml
   takt monitor -i eth0 --json --for 10s | jq '.flows[] | select(.level == \"red\")'
   takt monitor -i eth0 --openmetrics 127.0.0.1:9464
-  takt monitor --node --tenant press --http 127.0.0.1:8089";
+  takt monitor --node --tenant press --http 127.0.0.1:8089
+  takt monitor --node --rules press.toml --remap udp";
 
 /// Watches the health of every flow: delay, jitter, loss, bursts, against what it is to keep to.
 #[derive(Debug, Args)]
@@ -79,6 +81,10 @@ pub struct Monitor {
     /// Where rules with `control` send messages: JSON, one to a UDP datagram
     #[arg(long, value_name = "ADDRESS", requires = "rules")]
     control: Option<SocketAddr>,
+    /// Which datapath of the node rules with `remap` have carry what it sends on a channel, while they hold
+    /// (--node). All is mapped back when the monitor ends
+    #[arg(long, value_name = "DATAPATH", requires_all = ["rules", "node"])]
+    remap: Option<String>,
     /// Serve metrics in OpenMetrics' text form at this address (-i, --node)
     #[arg(long, value_name = "ADDRESS", conflicts_with = "read")]
     openmetrics: Option<SocketAddr>,
@@ -157,6 +163,7 @@ impl Monitor {
         engine.curves(self.report.is_some() || self.http.is_some());
         engine.mirror(self.mirror.as_deref())?;
         engine.control(self.control)?;
+        engine.remap(self.remap.as_deref(), &self.source)?;
         engine.keep_events(!self.events);
         let stop = stop_on_signals()?;
         if self.source.is_live() {

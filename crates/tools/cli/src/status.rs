@@ -543,6 +543,7 @@ pub fn channels(channels: &[Channel]) -> String {
         ("LOST", Align::Right),
         ("DELIVERED", Align::Right),
         ("DROPPED", Align::Right),
+        ("MAPPED TO", Align::Left),
     ];
     let rows = channels.iter().map(|channel| {
         let counters = channel.counters.unwrap_or_default();
@@ -562,7 +563,9 @@ pub fn channels(channels: &[Channel]) -> String {
             counters.dropped_full + counters.dropped_memory,
         ]
         .map(|value| value.to_string())
-        .to_vec()
+        .into_iter()
+        .chain([dash(&channel.datapath)])
+        .collect()
     });
     table(&columns, rows.collect())
 }

@@ -424,6 +424,15 @@ impl Admin {
         answer.map(drop).map_err(|status| status.message().into())
     }
 
+    /// How many streams may go another way, or why nothing was mapped.
+    pub fn map_channel(&mut self, channel: u64, datapath: &str) -> Result<u32, String> {
+        let datapath = datapath.to_owned();
+        let request = proto::MapChannelRequest { channel, datapath };
+        let answer = self.runtime.block_on(self.client.map_channel(request));
+        let streams = answer.map(|answer| answer.into_inner().streams);
+        streams.map_err(|refused| refused.message().to_owned())
+    }
+
     /// Has the configuration read again.
     pub fn reload(&mut self) {
         let request = self.client.reload(proto::ReloadRequest {});

@@ -262,6 +262,7 @@ impl Rule {
                 Action::Metric => "is a metric",
                 Action::Mirror => "writes the flow's packets to the mirror file meanwhile",
                 Action::Control => "sends a control message at both",
+                Action::Remap => "has another datapath carry the channel meanwhile",
             })
             .collect();
         text.push_str(&format!("; {}", actions.join(", ")));

@@ -326,6 +326,11 @@ impl RuntimeHandle {
             c.peering.set_accept(accept);
             c.map_again();
         })?;
+        self.await_moves()
+    }
+
+    /// Waits until streams that are to be mapped anew have moved.
+    pub(super) fn await_moves(&self) -> Result<(), Stopped> {
         let deadline = Instant::now() + SETTLE;
         while !self.ask(|c| c.to_map.is_empty())? && Instant::now() < deadline {
             std::thread::sleep(LOOK_AGAIN);

@@ -543,6 +543,7 @@ impl Control {
             sources: Slots::default(),
             sinks: Slots::default(),
             counters: Arc::default(),
+            to_map: false,
             ending: false,
             finish: Finish::No,
             leaving_until: None,

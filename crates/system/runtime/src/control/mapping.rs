@@ -7,10 +7,10 @@ use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use takt_datapath::{Capabilities, DatapathKind};
 use takt_session::message::{Envelope, Reply};
-use takt_session::{ErrorCode, Failure, Qos, transport};
+use takt_session::{ChannelId, ErrorCode, Failure, Qos, transport};
 
-use super::session::Stream;
-use super::{Control, Token};
+use super::session::{Session, Stream};
+use super::{Control, RuntimeHandle, Stopped, Token};
 use crate::ids::SessionId;
 use crate::lane::Command;
 use crate::policy::Mapping;
@@ -18,6 +18,44 @@ use crate::slots::StreamSlot;
 
 /// Sessions that are mapped anew before others are served.
 const SESSIONS_IN_TURN: usize = 16;
+/// Channels that are mapped to a datapath.
+const MOST_CHANNELS: usize = 4096;
+
+/// Why a channel is not mapped to a datapath.
+#[derive(Debug, thiserror::Error)]
+pub enum MapChannelError {
+    /// No such datapath.
+    #[error("there is no datapath `{name}` here: this node has {have}")]
+    Datapath {
+        /// As asked for.
+        name: String,
+        /// Those there are.
+        have: String,
+    },
+    /// The table is full.
+    #[error("{MOST_CHANNELS} channels are mapped to datapaths, the limit: map some back")]
+    Full,
+}
+
+impl RuntimeHandle {
+    /// Has the streams with sources of a channel carried by a datapath, those that are opened later as well, until the channel is
+    /// mapped back (`None`) or the node restarts. Streams whose applications have asked for one datapath and no other stay, and while
+    /// the datapath does not work, or a stream's lane does not carry it, the node's mapping decides. Returns when streams have moved: how many may.
+    ///
+    /// # Errors
+    /// [`Stopped`]; inside, [`MapChannelError`]: then nothing has changed.
+    pub fn map_channel(
+        &self,
+        channel: u64,
+        datapath: Option<String>,
+    ) -> Result<Result<usize, MapChannelError>, Stopped> {
+        let mapped = self.ask(move |c| c.map_channel(channel, datapath))?;
+        if mapped.is_ok() {
+            self.await_moves()?;
+        }
+        Ok(mapped)
+    }
+}
 
 /// What lanes carry, and what they do not carry and why.
 struct Choice {
@@ -33,6 +71,18 @@ struct Mapped {
     datapath: String,
     warning: String,
     rule: String,
+}
+
+impl Choice {
+    /// Nothing but this datapath, if there is a choice of it.
+    fn of(&self, kind: DatapathKind) -> Option<Self> {
+        let found = self.carried.iter().find(|(known, _)| *known == kind)?;
+        Some(Self {
+            carried: vec![found.clone()],
+            unavailable: self.unavailable.clone(),
+            nothing: false,
+        })
+    }
 }
 
 impl Control {
@@ -182,21 +232,90 @@ impl Control {
         Ok((reply, warning))
     }
 
+    fn map_channel(
+        &mut self,
+        channel: u64,
+        datapath: Option<String>,
+    ) -> Result<usize, MapChannelError> {
+        match datapath {
+            None => _ = self.mapped_channels.remove(&channel),
+            Some(name) => {
+                let mut kinds = self.datapaths.iter().map(|(kind, _)| *kind);
+                let Some(kind) = kinds.find(|kind| kind.0 == name) else {
+                    let have: Vec<&str> = self.datapaths.iter().map(|(kind, _)| kind.0).collect();
+                    let have = have.join(", ");
+                    return Err(MapChannelError::Datapath { name, have });
+                };
+                let known = self.mapped_channels.contains_key(&channel);
+                if !known && self.mapped_channels.len() >= MOST_CHANNELS {
+                    return Err(MapChannelError::Full);
+                }
+                self.mapped_channels.insert(channel, kind);
+            }
+        }
+        let mut streams = 0;
+        for session in self.sessions.values_mut() {
+            let written = session.streams_that_write(channel);
+            if !written.is_empty() && !std::mem::replace(&mut session.to_map, true) {
+                self.to_map.push_back(session.id);
+            }
+            let free = written.iter().filter_map(|at| session.streams.get(*at));
+            streams += free.filter(|stream| stream.qos.datapath.is_none()).count();
+        }
+        Ok(streams)
+    }
+
+    /// A source has come to a channel, or is gone: its stream may be carried by another datapath than before.
+    pub(super) fn map_writer_again(&mut self, id: SessionId, channel: Option<ChannelId>) {
+        let mapped = channel.is_some_and(|channel| self.mapped_channels.contains_key(&channel.0));
+        if let Some(session) = self.sessions.get_mut(&id)
+            && mapped
+            && !std::mem::replace(&mut session.to_map, true)
+        {
+            self.to_map.push_back(id);
+        }
+    }
+
+    /// The datapath that a stream's channels are mapped to; the lowest channel's, if they differ.
+    fn mapped_by_channel(
+        &self,
+        session: &Session,
+        number: StreamSlot,
+    ) -> Option<(u64, DatapathKind)> {
+        if self.mapped_channels.is_empty() {
+            return None;
+        }
+        let sources = session.sources.iter();
+        let own = sources.filter(|source| source.stream as usize == number.0 && !source.closing);
+        let channels = own.filter_map(|source| Some(source.channel?.0));
+        let mapped = channels.filter_map(|id| Some((id, *self.mapped_channels.get(&id)?)));
+        mapped.min_by_key(|(id, _)| *id)
+    }
+
     /// Maps every open stream anew, in turns between which others are served. Messages that a lane has begun to send
     /// still leave as they were begun; those after them leave by the new datapath.
     pub(super) fn map_again(&mut self) {
-        self.to_map = self.sessions.keys().copied().collect();
+        for (id, session) in &mut self.sessions {
+            if !std::mem::replace(&mut session.to_map, true) {
+                self.to_map.push_back(*id);
+            }
+        }
     }
 
     /// Maps the streams of some of the sessions that are to be mapped anew.
     pub(super) fn map_some(&mut self) {
         for _ in 0..SESSIONS_IN_TURN {
-            let Some(id) = self.to_map.pop() else { return };
+            let Some(id) = self.to_map.pop_front() else {
+                return;
+            };
             self.map_session_again(id);
         }
     }
 
     fn map_session_again(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.to_map = false;
+        }
         let Some(session) = self.sessions.get(&id) else {
             return;
         };
@@ -208,12 +327,22 @@ impl Control {
         let [choice, explicit] = [false, true].map(|explicit| self.choice(&[lane], explicit));
         let mut moves = Vec::new();
         for (number, stream) in session.streams.entries() {
-            let choice = match stream.qos.datapath {
+            let by_channel = match stream.qos.datapath {
+                Some(_) => None,
+                None => self.mapped_by_channel(session, number),
+            };
+            let alone = by_channel.and_then(|(channel, kind)| Some((channel, choice.of(kind)?)));
+            let of_all = match stream.qos.datapath {
                 Some(_) => &explicit,
                 None => &choice,
             };
+            let choice = alone.as_ref().map_or(of_all, |(_, alone)| alone);
             let mapped = self.map(tenant, stream.qos, choice);
             let mapped = mapped.and_then(|(kind, Mapping { warning, rule, .. })| {
+                let rule = match &alone {
+                    Some((channel, _)) => format!("channel {channel}"),
+                    None => rule,
+                };
                 Ok(Mapped {
                     port: self.lanes[lane].port_of(kind).ok_or(ErrorCode::Closed)?,
                     datapath: kind.to_string(),

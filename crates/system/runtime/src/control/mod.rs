@@ -65,6 +65,7 @@ pub use handle::{Runtime, RuntimeHandle, Stopped, Unresponsive};
 use interests::{Interests, Sources};
 pub use listener::ListenError;
 use listener::Listener;
+pub use mapping::MapChannelError;
 use networks::Networks;
 pub use networks::StationError;
 use reaper::Reaper;
@@ -165,8 +166,10 @@ pub struct Control {
     schedules: HashMap<DatapathKind, schedules::Installed>,
     /// How often streams were mapped to another datapath than before.
     streams_moved: u64,
-    /// Sessions whose streams are to be mapped anew.
-    to_map: Vec<SessionId>,
+    /// Channels whose streams operators have mapped to a datapath.
+    mapped_channels: BTreeMap<u64, DatapathKind>,
+    /// Sessions whose streams are to be mapped anew, each once, in turn.
+    to_map: VecDeque<SessionId>,
     /// How often streams or schedules were added: what was checked beside those before is to be checked again.
     admissions: u64,
     /// Per tenant: sessions that have ended, and what they counted.

@@ -200,6 +200,7 @@ impl Control {
                     endpoint.sender = sender;
                 }
                 self.arrivals.push(Arrival::Source((id, source)));
+                self.map_writer_again(id, Some(channel));
                 handle.send(Command::AddSource {
                     session: id,
                     source,
@@ -472,8 +473,9 @@ impl Control {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
-        session.free_source(source);
+        let freed = session.free_source(source);
         let asked: Vec<u32> = take_matching(&mut session.closing_sources, source);
+        self.map_writer_again(id, freed.and_then(|endpoint| endpoint.channel));
         self.say_closed(id, asked);
     }
 

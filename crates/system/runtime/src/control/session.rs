@@ -1,6 +1,6 @@
 //! A session as the control thread sees it: who it is, what it has opened, what it may.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +60,8 @@ pub struct Session {
     pub sources: Slots<SourceSlot, Endpoint>,
     pub sinks: Slots<SinkSlot, Endpoint>,
     pub counters: Arc<SessionCounters>,
+    /// Its streams are to be mapped anew.
+    pub to_map: bool,
     /// It has ended: the lane was told.
     pub ending: bool,
     /// How far the end is that the application has asked for.
@@ -559,6 +561,13 @@ impl Session {
             self.free(endpoint.chunk);
         }
         placed
+    }
+
+    /// Its streams with sources of a channel.
+    pub fn streams_that_write(&self, channel: u64) -> BTreeSet<StreamSlot> {
+        let sources = self.sources.iter();
+        let writing = sources.filter(|s| s.channel.is_some_and(|c| c.0 == channel) && !s.closing);
+        writing.map(|s| StreamSlot(s.stream as usize)).collect()
     }
 
     /// Messages and bytes that it says went by no lane.

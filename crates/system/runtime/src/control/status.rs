@@ -126,6 +126,7 @@ impl Control {
             sources: 0,
             sinks: 0,
             peers: self.routes.peers_of(channel),
+            datapath: self.mapped_channels.get(&channel).map(ToString::to_string),
             counters: ChannelReading::default(),
         };
         for (&channel, lanes) in &self.channels {
@@ -133,6 +134,9 @@ impl Control {
             for (_, counters) in lanes {
                 status.counters += counters.read();
             }
+        }
+        for &channel in self.mapped_channels.keys() {
+            all.entry(channel).or_insert_with(|| entry(channel));
         }
         for session in self.sessions.values().filter(|s| !s.ending) {
             for channel in session.sources.iter().filter_map(|e| e.channel) {

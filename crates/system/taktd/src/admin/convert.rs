@@ -197,6 +197,7 @@ impl From<ChannelStatus> for proto::Channel {
             sinks: status.sinks as u32,
             peers: status.peers.iter().map(ToString::to_string).collect(),
             counters: Some(status.counters.into()),
+            datapath: status.datapath.unwrap_or_default(),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use takt_runtime::RuntimeHandle;
 use takt_runtime::capture::CaptureError;
-use takt_runtime::control::{ScheduleError, Stopped};
+use takt_runtime::control::{MapChannelError, ScheduleError, Stopped};
 use takt_runtime::peering::keys::PeerConfig;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
@@ -21,10 +21,10 @@ use super::proto::{
     ListDatapathsRequest, ListDatapathsResponse, ListListenersRequest, ListListenersResponse,
     ListNetworksRequest, ListNetworksResponse, ListPeersRequest, ListPeersResponse,
     ListSchedulesRequest, ListSchedulesResponse, ListSessionsRequest, ListSessionsResponse,
-    ReloadRequest, ReloadResponse, RemoveListenerRequest, RemoveListenerResponse,
-    RemovePeerRequest, RemovePeerResponse, RemoveScheduleRequest, RemoveScheduleResponse,
-    RemoveStationRequest, RemoveStationResponse, SetListenerRequest, SetListenerResponse,
-    SetStationRequest, SetStationResponse, WatchRequest, WatchResponse,
+    MapChannelRequest, MapChannelResponse, ReloadRequest, ReloadResponse, RemoveListenerRequest,
+    RemoveListenerResponse, RemovePeerRequest, RemovePeerResponse, RemoveScheduleRequest,
+    RemoveScheduleResponse, RemoveStationRequest, RemoveStationResponse, SetListenerRequest,
+    SetListenerResponse, SetStationRequest, SetStationResponse, WatchRequest, WatchResponse,
 };
 use super::socket::{self, SocketError};
 use super::{capture, listener, network, schedule, watch as pictures};
@@ -195,6 +195,24 @@ impl Admin for Service {
             .ask(move |handle| handle.end_session(session, reason))
             .await?;
         Ok(Response::new(EndSessionResponse { ended }))
+    }
+
+    async fn map_channel(
+        &self,
+        request: Request<MapChannelRequest>,
+    ) -> Result<Response<MapChannelResponse>, Status> {
+        let MapChannelRequest { channel, datapath } = request.into_inner();
+        tracing::info!(channel, datapath, "admin: channel to be mapped");
+        let datapath = (!datapath.is_empty()).then_some(datapath);
+        let mapped = self
+            .ask(move |handle| handle.map_channel(channel, datapath))
+            .await?;
+        let streams = mapped.map_err(|error| match error {
+            MapChannelError::Datapath { .. } => Status::invalid_argument(error.to_string()),
+            MapChannelError::Full => Status::resource_exhausted(error.to_string()),
+        })?;
+        let streams = u32::try_from(streams).unwrap_or(u32::MAX);
+        Ok(Response::new(MapChannelResponse { streams }))
     }
 
     async fn list_channels(

@@ -197,15 +197,16 @@ struct Limit {
 
 impl Health {
     fn new(interface: &str, document: Document) -> Result<Self, Failure> {
-        if let Some(rule) = document
-            .rules
-            .iter()
-            .find(|rule| rule.actions.contains(&Action::Mirror))
-        {
-            return Err(Failure::Other(format!(
-                "rule {} has mirror, which `takt monitor` does: leave it out here",
-                rule.name
-            )));
+        let rules = document.rules.iter();
+        let actions = rules.flat_map(|rule| rule.actions.iter().map(move |does| (rule, does)));
+        for (rule, action) in actions {
+            if let Action::Mirror | Action::Remap = action {
+                return Err(Failure::Other(format!(
+                    "rule {} has {}, which `takt monitor` does: leave it out here",
+                    rule.name,
+                    action.name()
+                )));
+            }
         }
         let socket =
             PromptSocket::open(interface).map_err(|error| Failure::Other(error.to_string()))?;
@@ -287,16 +288,13 @@ impl Health {
         for event in events {
             let What::Rule {
                 rule,
-                index,
+                actions,
                 begins: true,
             } = &event.what
             else {
                 continue;
             };
-            let rules = &self.table.document().rules;
-            let controls = rules
-                .get(*index)
-                .is_some_and(|rule| rule.actions.contains(&Action::Control));
+            let controls = actions.contains(&Action::Control);
             let Some(hash) = hash_of(&event.key).filter(|_| controls) else {
                 continue;
             };

@@ -21,6 +21,7 @@ use takt_health::table::{Counters, Event, RuleCount, Table};
 use super::curve::Curve;
 use super::node::Node;
 use super::part::{Outlets, Part, Share, WAIT, utc_now};
+use super::remap::Remap;
 use super::source::{By, Observe, Source};
 use super::{Account, Levels, RuleLine};
 use crate::failure::Failure;
@@ -144,6 +145,18 @@ impl Engine {
         Ok(())
     }
 
+    /// Which datapath of the watched node rules map channels to.
+    pub fn remap(&mut self, to: Option<&str>, source: &Source) -> Result<(), Failure> {
+        let Some(to) = to else {
+            return self.needs(
+                Action::Remap,
+                "--remap DATAPATH, and watch a node with --node",
+            );
+        };
+        self.outlets.remap(Remap::open(source, to)?);
+        Ok(())
+    }
+
     /// Refuses rules that do what nothing was named for.
     fn needs(&self, action: Action, option: &str) -> Result<(), Failure> {
         let rules = &self.document().rules;
@@ -162,7 +175,7 @@ impl Engine {
         let mut actions = document.rules.iter().flat_map(|rule| &rule.actions);
         if actions.any(|action| !self.outlets.has(*action)) {
             eprintln!(
-                "takt: the changed rules mirror or control, and no --mirror or --control is given: the old ones stay"
+                "takt: the changed rules mirror, control or remap, and no --mirror, --control or --remap is given: the old ones stay"
             );
             return;
         }

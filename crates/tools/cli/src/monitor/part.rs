@@ -21,6 +21,7 @@ use taktd::admin::proto::CapturedPacket;
 
 use super::curve::Curve;
 use super::node::{self, Node};
+use super::remap::Remap;
 use crate::capture::copy;
 use crate::failure::Failure;
 
@@ -40,6 +41,7 @@ pub struct Outlets {
     control: Option<(UdpSocket, SocketAddr)>,
     /// Messages that could not be sent.
     control_failed: AtomicU64,
+    remap: Option<Remap>,
 }
 
 /// A file, or why it is none any more.
@@ -56,12 +58,18 @@ impl Outlets {
         self.control = Some((socket, to));
     }
 
+    /// Channels are mapped here.
+    pub fn remap(&mut self, remap: Remap) {
+        self.remap = Some(remap);
+    }
+
     /// Whether there is one for this.
     pub fn has(&self, action: Action) -> bool {
         match action {
             Action::Mirror => self.mirror.is_some(),
             Action::Control => self.control.is_some(),
-            _ => true,
+            Action::Remap => self.remap.is_some(),
+            Action::Event | Action::Metric => true,
         }
     }
 
@@ -91,8 +99,11 @@ impl Outlets {
         }
     }
 
-    /// Why packets were not written.
-    pub fn finish(&self) -> Option<String> {
+    /// Ends what rules have begun. Why packets were not written.
+    pub fn finish(&mut self) -> Option<String> {
+        if let Some(remap) = self.remap.take() {
+            remap.finish();
+        }
         self.write(Writer::flush);
         let mirror = self.mirror.as_ref()?.lock();
         match &*mirror.unwrap_or_else(PoisonError::into_inner) {
@@ -322,13 +333,16 @@ impl Part {
         for event in events {
             let wanted = |action| match &event.what {
                 What::Level { .. } => action == Action::Event,
-                What::Rule { index, .. } => {
-                    let rule = self.table.document().rules.get(*index);
-                    rule.is_some_and(|rule| rule.actions.contains(&action))
-                }
+                What::Rule { actions, .. } => actions.contains(&action),
             };
             if wanted(Action::Control) {
                 outlets.send(&event);
+            }
+            if let What::Rule { begins, .. } = event.what
+                && wanted(Action::Remap)
+                && let Some(remap) = &outlets.remap
+            {
+                remap.tell(&event.key, begins);
             }
             if wanted(Action::Event) {
                 self.events.push(event);
