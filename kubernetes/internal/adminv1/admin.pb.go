@@ -2013,6 +2013,106 @@ func (x *EndSessionResponse) GetEnded() bool {
 	return false
 }
 
+type MapChannelRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The channel.
+	Channel uint64 `protobuf:"varint,1,opt,name=channel,proto3" json:"channel,omitempty"`
+	// The datapath, as the node calls it; empty: the node's mapping decides again.
+	Datapath      string `protobuf:"bytes,2,opt,name=datapath,proto3" json:"datapath,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MapChannelRequest) Reset() {
+	*x = MapChannelRequest{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MapChannelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MapChannelRequest) ProtoMessage() {}
+
+func (x *MapChannelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MapChannelRequest.ProtoReflect.Descriptor instead.
+func (*MapChannelRequest) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *MapChannelRequest) GetChannel() uint64 {
+	if x != nil {
+		return x.Channel
+	}
+	return 0
+}
+
+func (x *MapChannelRequest) GetDatapath() string {
+	if x != nil {
+		return x.Datapath
+	}
+	return ""
+}
+
+type MapChannelResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Streams with sources of the channel that may be moved. While the datapath does not work, or is not on their lanes, the node's
+	// mapping decides.
+	Streams       uint32 `protobuf:"varint,1,opt,name=streams,proto3" json:"streams,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MapChannelResponse) Reset() {
+	*x = MapChannelResponse{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MapChannelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MapChannelResponse) ProtoMessage() {}
+
+func (x *MapChannelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MapChannelResponse.ProtoReflect.Descriptor instead.
+func (*MapChannelResponse) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *MapChannelResponse) GetStreams() uint32 {
+	if x != nil {
+		return x.Streams
+	}
+	return 0
+}
+
 type ListChannelsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The first channel of the page.
@@ -2025,7 +2125,7 @@ type ListChannelsRequest struct {
 
 func (x *ListChannelsRequest) Reset() {
 	*x = ListChannelsRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2037,7 +2137,7 @@ func (x *ListChannelsRequest) String() string {
 func (*ListChannelsRequest) ProtoMessage() {}
 
 func (x *ListChannelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2050,7 +2150,7 @@ func (x *ListChannelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListChannelsRequest.ProtoReflect.Descriptor instead.
 func (*ListChannelsRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListChannelsRequest) GetFirst() uint64 {
@@ -2077,7 +2177,7 @@ type ListChannelsResponse struct {
 
 func (x *ListChannelsResponse) Reset() {
 	*x = ListChannelsResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2189,7 @@ func (x *ListChannelsResponse) String() string {
 func (*ListChannelsResponse) ProtoMessage() {}
 
 func (x *ListChannelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2202,7 @@ func (x *ListChannelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListChannelsResponse.ProtoReflect.Descriptor instead.
 func (*ListChannelsResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListChannelsResponse) GetChannels() []*Channel {
@@ -2124,14 +2224,16 @@ type Channel struct {
 	// Addresses of the peers that want it.
 	Peers []string `protobuf:"bytes,4,rep,name=peers,proto3" json:"peers,omitempty"`
 	// What the lanes count for it.
-	Counters      *ChannelCounters `protobuf:"bytes,5,opt,name=counters,proto3" json:"counters,omitempty"`
+	Counters *ChannelCounters `protobuf:"bytes,5,opt,name=counters,proto3" json:"counters,omitempty"`
+	// The datapath that it was mapped to; empty: it was not.
+	Datapath      string `protobuf:"bytes,6,opt,name=datapath,proto3" json:"datapath,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Channel) Reset() {
 	*x = Channel{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2143,7 +2245,7 @@ func (x *Channel) String() string {
 func (*Channel) ProtoMessage() {}
 
 func (x *Channel) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2156,7 +2258,7 @@ func (x *Channel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Channel.ProtoReflect.Descriptor instead.
 func (*Channel) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Channel) GetChannel() uint64 {
@@ -2192,6 +2294,13 @@ func (x *Channel) GetCounters() *ChannelCounters {
 		return x.Counters
 	}
 	return nil
+}
+
+func (x *Channel) GetDatapath() string {
+	if x != nil {
+		return x.Datapath
+	}
+	return ""
 }
 
 // What lanes count for a channel.
@@ -2237,7 +2346,7 @@ type ChannelCounters struct {
 
 func (x *ChannelCounters) Reset() {
 	*x = ChannelCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2358,7 @@ func (x *ChannelCounters) String() string {
 func (*ChannelCounters) ProtoMessage() {}
 
 func (x *ChannelCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2371,7 @@ func (x *ChannelCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelCounters.ProtoReflect.Descriptor instead.
 func (*ChannelCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ChannelCounters) GetEmitted() uint64 {
@@ -2392,7 +2501,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2513,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2526,7 @@ func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersRequest.ProtoReflect.Descriptor instead.
 func (*ListPeersRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 type ListPeersResponse struct {
@@ -2429,7 +2538,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2441,7 +2550,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2454,7 +2563,7 @@ func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersResponse.ProtoReflect.Descriptor instead.
 func (*ListPeersResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListPeersResponse) GetPeers() []*Peer {
@@ -2495,7 +2604,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2507,7 +2616,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2520,7 +2629,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Peer) GetAddress() string {
@@ -2612,7 +2721,7 @@ type AddPeerRequest struct {
 
 func (x *AddPeerRequest) Reset() {
 	*x = AddPeerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2624,7 +2733,7 @@ func (x *AddPeerRequest) String() string {
 func (*AddPeerRequest) ProtoMessage() {}
 
 func (x *AddPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2637,7 +2746,7 @@ func (x *AddPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPeerRequest.ProtoReflect.Descriptor instead.
 func (*AddPeerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AddPeerRequest) GetAddress() string {
@@ -2664,7 +2773,7 @@ type AddPeerResponse struct {
 
 func (x *AddPeerResponse) Reset() {
 	*x = AddPeerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2676,7 +2785,7 @@ func (x *AddPeerResponse) String() string {
 func (*AddPeerResponse) ProtoMessage() {}
 
 func (x *AddPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2689,7 +2798,7 @@ func (x *AddPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPeerResponse.ProtoReflect.Descriptor instead.
 func (*AddPeerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AddPeerResponse) GetAdded() bool {
@@ -2709,7 +2818,7 @@ type RemovePeerRequest struct {
 
 func (x *RemovePeerRequest) Reset() {
 	*x = RemovePeerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2721,7 +2830,7 @@ func (x *RemovePeerRequest) String() string {
 func (*RemovePeerRequest) ProtoMessage() {}
 
 func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2734,7 +2843,7 @@ func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerRequest.ProtoReflect.Descriptor instead.
 func (*RemovePeerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RemovePeerRequest) GetAddress() string {
@@ -2754,7 +2863,7 @@ type RemovePeerResponse struct {
 
 func (x *RemovePeerResponse) Reset() {
 	*x = RemovePeerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2766,7 +2875,7 @@ func (x *RemovePeerResponse) String() string {
 func (*RemovePeerResponse) ProtoMessage() {}
 
 func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2779,7 +2888,7 @@ func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerResponse.ProtoReflect.Descriptor instead.
 func (*RemovePeerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RemovePeerResponse) GetRemoved() bool {
@@ -2797,7 +2906,7 @@ type ListDatapathsRequest struct {
 
 func (x *ListDatapathsRequest) Reset() {
 	*x = ListDatapathsRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2809,7 +2918,7 @@ func (x *ListDatapathsRequest) String() string {
 func (*ListDatapathsRequest) ProtoMessage() {}
 
 func (x *ListDatapathsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2822,7 +2931,7 @@ func (x *ListDatapathsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDatapathsRequest.ProtoReflect.Descriptor instead.
 func (*ListDatapathsRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 type ListDatapathsResponse struct {
@@ -2834,7 +2943,7 @@ type ListDatapathsResponse struct {
 
 func (x *ListDatapathsResponse) Reset() {
 	*x = ListDatapathsResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2846,7 +2955,7 @@ func (x *ListDatapathsResponse) String() string {
 func (*ListDatapathsResponse) ProtoMessage() {}
 
 func (x *ListDatapathsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2859,7 +2968,7 @@ func (x *ListDatapathsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDatapathsResponse.ProtoReflect.Descriptor instead.
 func (*ListDatapathsResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListDatapathsResponse) GetDatapaths() []*Datapath {
@@ -2896,7 +3005,7 @@ type Datapath struct {
 
 func (x *Datapath) Reset() {
 	*x = Datapath{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2908,7 +3017,7 @@ func (x *Datapath) String() string {
 func (*Datapath) ProtoMessage() {}
 
 func (x *Datapath) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2921,7 +3030,7 @@ func (x *Datapath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Datapath.ProtoReflect.Descriptor instead.
 func (*Datapath) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Datapath) GetName() string {
@@ -2995,7 +3104,7 @@ type ListListenersRequest struct {
 
 func (x *ListListenersRequest) Reset() {
 	*x = ListListenersRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3007,7 +3116,7 @@ func (x *ListListenersRequest) String() string {
 func (*ListListenersRequest) ProtoMessage() {}
 
 func (x *ListListenersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3020,7 +3129,7 @@ func (x *ListListenersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListenersRequest.ProtoReflect.Descriptor instead.
 func (*ListListenersRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 type ListListenersResponse struct {
@@ -3033,7 +3142,7 @@ type ListListenersResponse struct {
 
 func (x *ListListenersResponse) Reset() {
 	*x = ListListenersResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3154,7 @@ func (x *ListListenersResponse) String() string {
 func (*ListListenersResponse) ProtoMessage() {}
 
 func (x *ListListenersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3167,7 @@ func (x *ListListenersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListenersResponse.ProtoReflect.Descriptor instead.
 func (*ListListenersResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListListenersResponse) GetListeners() []*ListenerStatus {
@@ -3095,7 +3204,7 @@ type ListenerStatus struct {
 
 func (x *ListenerStatus) Reset() {
 	*x = ListenerStatus{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3107,7 +3216,7 @@ func (x *ListenerStatus) String() string {
 func (*ListenerStatus) ProtoMessage() {}
 
 func (x *ListenerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3120,7 +3229,7 @@ func (x *ListenerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenerStatus.ProtoReflect.Descriptor instead.
 func (*ListenerStatus) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListenerStatus) GetListener() *Listener {
@@ -3212,7 +3321,7 @@ type DeclaredStreamCounters struct {
 
 func (x *DeclaredStreamCounters) Reset() {
 	*x = DeclaredStreamCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3224,7 +3333,7 @@ func (x *DeclaredStreamCounters) String() string {
 func (*DeclaredStreamCounters) ProtoMessage() {}
 
 func (x *DeclaredStreamCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3237,7 +3346,7 @@ func (x *DeclaredStreamCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclaredStreamCounters.ProtoReflect.Descriptor instead.
 func (*DeclaredStreamCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeclaredStreamCounters) GetName() string {
@@ -3325,7 +3434,7 @@ type Listener struct {
 
 func (x *Listener) Reset() {
 	*x = Listener{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3337,7 +3446,7 @@ func (x *Listener) String() string {
 func (*Listener) ProtoMessage() {}
 
 func (x *Listener) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3350,7 +3459,7 @@ func (x *Listener) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listener.ProtoReflect.Descriptor instead.
 func (*Listener) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Listener) GetPath() string {
@@ -3520,7 +3629,7 @@ type DeclaredStream struct {
 
 func (x *DeclaredStream) Reset() {
 	*x = DeclaredStream{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3532,7 +3641,7 @@ func (x *DeclaredStream) String() string {
 func (*DeclaredStream) ProtoMessage() {}
 
 func (x *DeclaredStream) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3545,7 +3654,7 @@ func (x *DeclaredStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclaredStream.ProtoReflect.Descriptor instead.
 func (*DeclaredStream) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DeclaredStream) GetName() string {
@@ -3633,7 +3742,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +3754,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3658,7 +3767,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Endpoint) GetNetwork() string {
@@ -3714,7 +3823,7 @@ type ChannelRange struct {
 
 func (x *ChannelRange) Reset() {
 	*x = ChannelRange{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3726,7 +3835,7 @@ func (x *ChannelRange) String() string {
 func (*ChannelRange) ProtoMessage() {}
 
 func (x *ChannelRange) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3739,7 +3848,7 @@ func (x *ChannelRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelRange.ProtoReflect.Descriptor instead.
 func (*ChannelRange) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ChannelRange) GetFirst() uint64 {
@@ -3771,7 +3880,7 @@ type SetListenerRequest struct {
 
 func (x *SetListenerRequest) Reset() {
 	*x = SetListenerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3783,7 +3892,7 @@ func (x *SetListenerRequest) String() string {
 func (*SetListenerRequest) ProtoMessage() {}
 
 func (x *SetListenerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3796,7 +3905,7 @@ func (x *SetListenerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetListenerRequest.ProtoReflect.Descriptor instead.
 func (*SetListenerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SetListenerRequest) GetListener() *Listener {
@@ -3830,7 +3939,7 @@ type KeptListeners struct {
 
 func (x *KeptListeners) Reset() {
 	*x = KeptListeners{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3842,7 +3951,7 @@ func (x *KeptListeners) String() string {
 func (*KeptListeners) ProtoMessage() {}
 
 func (x *KeptListeners) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3855,7 +3964,7 @@ func (x *KeptListeners) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptListeners.ProtoReflect.Descriptor instead.
 func (*KeptListeners) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *KeptListeners) GetListeners() []*Listener {
@@ -3873,7 +3982,7 @@ type SetListenerResponse struct {
 
 func (x *SetListenerResponse) Reset() {
 	*x = SetListenerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3885,7 +3994,7 @@ func (x *SetListenerResponse) String() string {
 func (*SetListenerResponse) ProtoMessage() {}
 
 func (x *SetListenerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3898,7 +4007,7 @@ func (x *SetListenerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetListenerResponse.ProtoReflect.Descriptor instead.
 func (*SetListenerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 type ListNetworksRequest struct {
@@ -3909,7 +4018,7 @@ type ListNetworksRequest struct {
 
 func (x *ListNetworksRequest) Reset() {
 	*x = ListNetworksRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3921,7 +4030,7 @@ func (x *ListNetworksRequest) String() string {
 func (*ListNetworksRequest) ProtoMessage() {}
 
 func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3934,7 +4043,7 @@ func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 type ListNetworksResponse struct {
@@ -3946,7 +4055,7 @@ type ListNetworksResponse struct {
 
 func (x *ListNetworksResponse) Reset() {
 	*x = ListNetworksResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3958,7 +4067,7 @@ func (x *ListNetworksResponse) String() string {
 func (*ListNetworksResponse) ProtoMessage() {}
 
 func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3971,7 +4080,7 @@ func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListNetworksResponse) GetNetworks() []*Network {
@@ -4016,7 +4125,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4028,7 +4137,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4041,7 +4150,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Network) GetName() string {
@@ -4152,7 +4261,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4164,7 +4273,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4177,7 +4286,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Route) GetDestination() string {
@@ -4225,7 +4334,7 @@ type Station struct {
 
 func (x *Station) Reset() {
 	*x = Station{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4237,7 +4346,7 @@ func (x *Station) String() string {
 func (*Station) ProtoMessage() {}
 
 func (x *Station) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4250,7 +4359,7 @@ func (x *Station) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Station.ProtoReflect.Descriptor instead.
 func (*Station) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Station) GetMac() string {
@@ -4302,7 +4411,7 @@ type NetworkCounters struct {
 
 func (x *NetworkCounters) Reset() {
 	*x = NetworkCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4314,7 +4423,7 @@ func (x *NetworkCounters) String() string {
 func (*NetworkCounters) ProtoMessage() {}
 
 func (x *NetworkCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4327,7 +4436,7 @@ func (x *NetworkCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkCounters.ProtoReflect.Descriptor instead.
 func (*NetworkCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *NetworkCounters) GetSent() uint64 {
@@ -4383,7 +4492,7 @@ type SetStationRequest struct {
 
 func (x *SetStationRequest) Reset() {
 	*x = SetStationRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4395,7 +4504,7 @@ func (x *SetStationRequest) String() string {
 func (*SetStationRequest) ProtoMessage() {}
 
 func (x *SetStationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4408,7 +4517,7 @@ func (x *SetStationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStationRequest.ProtoReflect.Descriptor instead.
 func (*SetStationRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SetStationRequest) GetNetwork() string {
@@ -4433,7 +4542,7 @@ type SetStationResponse struct {
 
 func (x *SetStationResponse) Reset() {
 	*x = SetStationResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4445,7 +4554,7 @@ func (x *SetStationResponse) String() string {
 func (*SetStationResponse) ProtoMessage() {}
 
 func (x *SetStationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4458,7 +4567,7 @@ func (x *SetStationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStationResponse.ProtoReflect.Descriptor instead.
 func (*SetStationResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 type RemoveStationRequest struct {
@@ -4475,7 +4584,7 @@ type RemoveStationRequest struct {
 
 func (x *RemoveStationRequest) Reset() {
 	*x = RemoveStationRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4487,7 +4596,7 @@ func (x *RemoveStationRequest) String() string {
 func (*RemoveStationRequest) ProtoMessage() {}
 
 func (x *RemoveStationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4500,7 +4609,7 @@ func (x *RemoveStationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStationRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStationRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RemoveStationRequest) GetNetwork() string {
@@ -4534,7 +4643,7 @@ type RemoveStationResponse struct {
 
 func (x *RemoveStationResponse) Reset() {
 	*x = RemoveStationResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4546,7 +4655,7 @@ func (x *RemoveStationResponse) String() string {
 func (*RemoveStationResponse) ProtoMessage() {}
 
 func (x *RemoveStationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4559,7 +4668,7 @@ func (x *RemoveStationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStationResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStationResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RemoveStationResponse) GetRemoved() bool {
@@ -4579,7 +4688,7 @@ type RemoveListenerRequest struct {
 
 func (x *RemoveListenerRequest) Reset() {
 	*x = RemoveListenerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4591,7 +4700,7 @@ func (x *RemoveListenerRequest) String() string {
 func (*RemoveListenerRequest) ProtoMessage() {}
 
 func (x *RemoveListenerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4604,7 +4713,7 @@ func (x *RemoveListenerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveListenerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveListenerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RemoveListenerRequest) GetPath() string {
@@ -4624,7 +4733,7 @@ type RemoveListenerResponse struct {
 
 func (x *RemoveListenerResponse) Reset() {
 	*x = RemoveListenerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4636,7 +4745,7 @@ func (x *RemoveListenerResponse) String() string {
 func (*RemoveListenerResponse) ProtoMessage() {}
 
 func (x *RemoveListenerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4649,7 +4758,7 @@ func (x *RemoveListenerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveListenerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveListenerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RemoveListenerResponse) GetRemoved() bool {
@@ -4667,7 +4776,7 @@ type ListSchedulesRequest struct {
 
 func (x *ListSchedulesRequest) Reset() {
 	*x = ListSchedulesRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4679,7 +4788,7 @@ func (x *ListSchedulesRequest) String() string {
 func (*ListSchedulesRequest) ProtoMessage() {}
 
 func (x *ListSchedulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4692,7 +4801,7 @@ func (x *ListSchedulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSchedulesRequest.ProtoReflect.Descriptor instead.
 func (*ListSchedulesRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 type ListSchedulesResponse struct {
@@ -4705,7 +4814,7 @@ type ListSchedulesResponse struct {
 
 func (x *ListSchedulesResponse) Reset() {
 	*x = ListSchedulesResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4717,7 +4826,7 @@ func (x *ListSchedulesResponse) String() string {
 func (*ListSchedulesResponse) ProtoMessage() {}
 
 func (x *ListSchedulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4730,7 +4839,7 @@ func (x *ListSchedulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSchedulesResponse.ProtoReflect.Descriptor instead.
 func (*ListSchedulesResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListSchedulesResponse) GetLinks() []*LinkSchedule {
@@ -4779,7 +4888,7 @@ type LinkSchedule struct {
 
 func (x *LinkSchedule) Reset() {
 	*x = LinkSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4791,7 +4900,7 @@ func (x *LinkSchedule) String() string {
 func (*LinkSchedule) ProtoMessage() {}
 
 func (x *LinkSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4804,7 +4913,7 @@ func (x *LinkSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkSchedule.ProtoReflect.Descriptor instead.
 func (*LinkSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *LinkSchedule) GetDatapath() string {
@@ -4937,7 +5046,7 @@ type GateSchedule struct {
 
 func (x *GateSchedule) Reset() {
 	*x = GateSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4949,7 +5058,7 @@ func (x *GateSchedule) String() string {
 func (*GateSchedule) ProtoMessage() {}
 
 func (x *GateSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4962,7 +5071,7 @@ func (x *GateSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateSchedule.ProtoReflect.Descriptor instead.
 func (*GateSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GateSchedule) GetBaseTimeNs() int64 {
@@ -5038,7 +5147,7 @@ type ClassSelection struct {
 
 func (x *ClassSelection) Reset() {
 	*x = ClassSelection{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5050,7 +5159,7 @@ func (x *ClassSelection) String() string {
 func (*ClassSelection) ProtoMessage() {}
 
 func (x *ClassSelection) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5063,7 +5172,7 @@ func (x *ClassSelection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassSelection.ProtoReflect.Descriptor instead.
 func (*ClassSelection) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ClassSelection) GetClass() uint32 {
@@ -5107,7 +5216,7 @@ type GateEntry struct {
 
 func (x *GateEntry) Reset() {
 	*x = GateEntry{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5119,7 +5228,7 @@ func (x *GateEntry) String() string {
 func (*GateEntry) ProtoMessage() {}
 
 func (x *GateEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5132,7 +5241,7 @@ func (x *GateEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateEntry.ProtoReflect.Descriptor instead.
 func (*GateEntry) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GateEntry) GetGates() uint32 {
@@ -5186,7 +5295,7 @@ type ClassDepartures struct {
 
 func (x *ClassDepartures) Reset() {
 	*x = ClassDepartures{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5198,7 +5307,7 @@ func (x *ClassDepartures) String() string {
 func (*ClassDepartures) ProtoMessage() {}
 
 func (x *ClassDepartures) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5211,7 +5320,7 @@ func (x *ClassDepartures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassDepartures.ProtoReflect.Descriptor instead.
 func (*ClassDepartures) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ClassDepartures) GetClass() uint32 {
@@ -5323,7 +5432,7 @@ type InstallScheduleRequest struct {
 
 func (x *InstallScheduleRequest) Reset() {
 	*x = InstallScheduleRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5335,7 +5444,7 @@ func (x *InstallScheduleRequest) String() string {
 func (*InstallScheduleRequest) ProtoMessage() {}
 
 func (x *InstallScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5348,7 +5457,7 @@ func (x *InstallScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallScheduleRequest.ProtoReflect.Descriptor instead.
 func (*InstallScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *InstallScheduleRequest) GetDatapath() string {
@@ -5397,7 +5506,7 @@ type InstalledSchedules struct {
 
 func (x *InstalledSchedules) Reset() {
 	*x = InstalledSchedules{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5409,7 +5518,7 @@ func (x *InstalledSchedules) String() string {
 func (*InstalledSchedules) ProtoMessage() {}
 
 func (x *InstalledSchedules) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5422,7 +5531,7 @@ func (x *InstalledSchedules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstalledSchedules.ProtoReflect.Descriptor instead.
 func (*InstalledSchedules) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *InstalledSchedules) GetSchedules() []*InstallScheduleRequest {
@@ -5442,7 +5551,7 @@ type InstallScheduleResponse struct {
 
 func (x *InstallScheduleResponse) Reset() {
 	*x = InstallScheduleResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5454,7 +5563,7 @@ func (x *InstallScheduleResponse) String() string {
 func (*InstallScheduleResponse) ProtoMessage() {}
 
 func (x *InstallScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5467,7 +5576,7 @@ func (x *InstallScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallScheduleResponse.ProtoReflect.Descriptor instead.
 func (*InstallScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *InstallScheduleResponse) GetBeginsNs() int64 {
@@ -5487,7 +5596,7 @@ type RemoveScheduleRequest struct {
 
 func (x *RemoveScheduleRequest) Reset() {
 	*x = RemoveScheduleRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5499,7 +5608,7 @@ func (x *RemoveScheduleRequest) String() string {
 func (*RemoveScheduleRequest) ProtoMessage() {}
 
 func (x *RemoveScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5512,7 +5621,7 @@ func (x *RemoveScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveScheduleRequest.ProtoReflect.Descriptor instead.
 func (*RemoveScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RemoveScheduleRequest) GetDatapath() string {
@@ -5532,7 +5641,7 @@ type RemoveScheduleResponse struct {
 
 func (x *RemoveScheduleResponse) Reset() {
 	*x = RemoveScheduleResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5544,7 +5653,7 @@ func (x *RemoveScheduleResponse) String() string {
 func (*RemoveScheduleResponse) ProtoMessage() {}
 
 func (x *RemoveScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5557,7 +5666,7 @@ func (x *RemoveScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveScheduleResponse.ProtoReflect.Descriptor instead.
 func (*RemoveScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RemoveScheduleResponse) GetRemoved() bool {
@@ -5577,7 +5686,7 @@ type GetClockRequest struct {
 
 func (x *GetClockRequest) Reset() {
 	*x = GetClockRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5589,7 +5698,7 @@ func (x *GetClockRequest) String() string {
 func (*GetClockRequest) ProtoMessage() {}
 
 func (x *GetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5602,7 +5711,7 @@ func (x *GetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClockRequest.ProtoReflect.Descriptor instead.
 func (*GetClockRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *GetClockRequest) GetRequiredNs() uint64 {
@@ -5624,7 +5733,7 @@ type GetClockResponse struct {
 
 func (x *GetClockResponse) Reset() {
 	*x = GetClockResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5636,7 +5745,7 @@ func (x *GetClockResponse) String() string {
 func (*GetClockResponse) ProtoMessage() {}
 
 func (x *GetClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5649,7 +5758,7 @@ func (x *GetClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClockResponse.ProtoReflect.Descriptor instead.
 func (*GetClockResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{68}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GetClockResponse) GetClock() *Clock {
@@ -5696,14 +5805,16 @@ type Clock struct {
 	// What chronyd says; left out: not asked, or no answer.
 	Chrony *ChronyClock `protobuf:"bytes,13,opt,name=chrony,proto3" json:"chrony,omitempty"`
 	// What the clock of a network device says; left out: none is configured, or it cannot be read.
-	Device        *DeviceClock `protobuf:"bytes,14,opt,name=device,proto3" json:"device,omitempty"`
+	Device *DeviceClock `protobuf:"bytes,14,opt,name=device,proto3" json:"device,omitempty"`
+	// What the physical host says of its clock; left out: none is configured, or it does not answer.
+	Host          *HostClock `protobuf:"bytes,15,opt,name=host,proto3" json:"host,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5715,7 +5826,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5728,7 +5839,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{69}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Clock) GetName() string {
@@ -5829,6 +5940,13 @@ func (x *Clock) GetDevice() *DeviceClock {
 	return nil
 }
 
+func (x *Clock) GetHost() *HostClock {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
 // Something that an operator should know.
 type ClockWarning struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5842,7 +5960,7 @@ type ClockWarning struct {
 
 func (x *ClockWarning) Reset() {
 	*x = ClockWarning{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5854,7 +5972,7 @@ func (x *ClockWarning) String() string {
 func (*ClockWarning) ProtoMessage() {}
 
 func (x *ClockWarning) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5867,7 +5985,7 @@ func (x *ClockWarning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockWarning.ProtoReflect.Descriptor instead.
 func (*ClockWarning) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{70}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ClockWarning) GetCode() string {
@@ -5899,7 +6017,7 @@ type KernelClock struct {
 
 func (x *KernelClock) Reset() {
 	*x = KernelClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5911,7 +6029,7 @@ func (x *KernelClock) String() string {
 func (*KernelClock) ProtoMessage() {}
 
 func (x *KernelClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5924,7 +6042,7 @@ func (x *KernelClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelClock.ProtoReflect.Descriptor instead.
 func (*KernelClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{71}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *KernelClock) GetSynchronised() bool {
@@ -5971,7 +6089,7 @@ type PtpClock struct {
 
 func (x *PtpClock) Reset() {
 	*x = PtpClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5983,7 +6101,7 @@ func (x *PtpClock) String() string {
 func (*PtpClock) ProtoMessage() {}
 
 func (x *PtpClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5996,7 +6114,7 @@ func (x *PtpClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PtpClock.ProtoReflect.Descriptor instead.
 func (*PtpClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{72}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *PtpClock) GetDomain() uint32 {
@@ -6065,7 +6183,7 @@ type ChronyClock struct {
 
 func (x *ChronyClock) Reset() {
 	*x = ChronyClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6077,7 +6195,7 @@ func (x *ChronyClock) String() string {
 func (*ChronyClock) ProtoMessage() {}
 
 func (x *ChronyClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6090,7 +6208,7 @@ func (x *ChronyClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChronyClock.ProtoReflect.Descriptor instead.
 func (*ChronyClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{73}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ChronyClock) GetOffsetNs() int64 {
@@ -6134,7 +6252,7 @@ type DeviceClock struct {
 
 func (x *DeviceClock) Reset() {
 	*x = DeviceClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6146,7 +6264,7 @@ func (x *DeviceClock) String() string {
 func (*DeviceClock) ProtoMessage() {}
 
 func (x *DeviceClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6159,7 +6277,7 @@ func (x *DeviceClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceClock.ProtoReflect.Descriptor instead.
 func (*DeviceClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{74}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *DeviceClock) GetRealtimeMinusDeviceNs() int64 {
@@ -6176,6 +6294,88 @@ func (x *DeviceClock) GetErrorNs() uint64 {
 	return 0
 }
 
+// The clock of the physical host that the node is a guest of, as it answers NTP (RFC 5905).
+type HostClock struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// It follows a reference.
+	Synchronised bool `protobuf:"varint,1,opt,name=synchronised,proto3" json:"synchronised,omitempty"`
+	// Hops to a primary reference.
+	Stratum uint32 `protobuf:"varint,2,opt,name=stratum,proto3" json:"stratum,omitempty"`
+	// The node's clock minus the host's.
+	OffsetNs int64 `protobuf:"varint,3,opt,name=offset_ns,json=offsetNs,proto3" json:"offset_ns,omitempty"`
+	// How wrong that can be.
+	ErrorNs uint64 `protobuf:"varint,4,opt,name=error_ns,json=errorNs,proto3" json:"error_ns,omitempty"`
+	// The most that the host's clock is off its reference.
+	DistanceNs    uint64 `protobuf:"varint,5,opt,name=distance_ns,json=distanceNs,proto3" json:"distance_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostClock) Reset() {
+	*x = HostClock{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostClock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostClock) ProtoMessage() {}
+
+func (x *HostClock) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostClock.ProtoReflect.Descriptor instead.
+func (*HostClock) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *HostClock) GetSynchronised() bool {
+	if x != nil {
+		return x.Synchronised
+	}
+	return false
+}
+
+func (x *HostClock) GetStratum() uint32 {
+	if x != nil {
+		return x.Stratum
+	}
+	return 0
+}
+
+func (x *HostClock) GetOffsetNs() int64 {
+	if x != nil {
+		return x.OffsetNs
+	}
+	return 0
+}
+
+func (x *HostClock) GetErrorNs() uint64 {
+	if x != nil {
+		return x.ErrorNs
+	}
+	return 0
+}
+
+func (x *HostClock) GetDistanceNs() uint64 {
+	if x != nil {
+		return x.DistanceNs
+	}
+	return 0
+}
+
 type ReloadRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -6184,7 +6384,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6196,7 +6396,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6209,7 +6409,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{75}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{78}
 }
 
 type ReloadResponse struct {
@@ -6226,7 +6426,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6238,7 +6438,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6251,7 +6451,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{76}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -6285,7 +6485,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6297,7 +6497,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6310,7 +6510,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{77}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *WatchRequest) GetPeriodMs() uint32 {
@@ -6335,7 +6535,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6347,7 +6547,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6360,7 +6560,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{78}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *WatchResponse) GetMonotonicNs() int64 {
@@ -6410,7 +6610,7 @@ type CaptureRequest struct {
 
 func (x *CaptureRequest) Reset() {
 	*x = CaptureRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6422,7 +6622,7 @@ func (x *CaptureRequest) String() string {
 func (*CaptureRequest) ProtoMessage() {}
 
 func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6435,7 +6635,7 @@ func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureRequest.ProtoReflect.Descriptor instead.
 func (*CaptureRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{79}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *CaptureRequest) GetIdentities() []string {
@@ -6465,7 +6665,7 @@ type CaptureResponse struct {
 
 func (x *CaptureResponse) Reset() {
 	*x = CaptureResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6477,7 +6677,7 @@ func (x *CaptureResponse) String() string {
 func (*CaptureResponse) ProtoMessage() {}
 
 func (x *CaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6490,7 +6690,7 @@ func (x *CaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureResponse.ProtoReflect.Descriptor instead.
 func (*CaptureResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{80}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CaptureResponse) GetPackets() []*CapturedPacket {
@@ -6535,7 +6735,7 @@ type CapturedPacket struct {
 
 func (x *CapturedPacket) Reset() {
 	*x = CapturedPacket{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6547,7 +6747,7 @@ func (x *CapturedPacket) String() string {
 func (*CapturedPacket) ProtoMessage() {}
 
 func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6560,7 +6760,7 @@ func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapturedPacket.ProtoReflect.Descriptor instead.
 func (*CapturedPacket) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{81}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *CapturedPacket) GetTaiNs() int64 {
@@ -6769,18 +6969,24 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\asession\x18\x01 \x01(\x04R\asession\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"*\n" +
 	"\x12EndSessionResponse\x12\x14\n" +
-	"\x05ended\x18\x01 \x01(\bR\x05ended\"A\n" +
+	"\x05ended\x18\x01 \x01(\bR\x05ended\"I\n" +
+	"\x11MapChannelRequest\x12\x18\n" +
+	"\achannel\x18\x01 \x01(\x04R\achannel\x12\x1a\n" +
+	"\bdatapath\x18\x02 \x01(\tR\bdatapath\".\n" +
+	"\x12MapChannelResponse\x12\x18\n" +
+	"\astreams\x18\x01 \x01(\rR\astreams\"A\n" +
 	"\x13ListChannelsRequest\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\x04R\x05first\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\"J\n" +
 	"\x14ListChannelsResponse\x122\n" +
-	"\bchannels\x18\x01 \x03(\v2\x16.takt.admin.v1.ChannelR\bchannels\"\xa5\x01\n" +
+	"\bchannels\x18\x01 \x03(\v2\x16.takt.admin.v1.ChannelR\bchannels\"\xc1\x01\n" +
 	"\aChannel\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\x04R\achannel\x12\x18\n" +
 	"\asources\x18\x02 \x01(\rR\asources\x12\x14\n" +
 	"\x05sinks\x18\x03 \x01(\rR\x05sinks\x12\x14\n" +
 	"\x05peers\x18\x04 \x03(\tR\x05peers\x12:\n" +
-	"\bcounters\x18\x05 \x01(\v2\x1e.takt.admin.v1.ChannelCountersR\bcounters\"\x8b\x04\n" +
+	"\bcounters\x18\x05 \x01(\v2\x1e.takt.admin.v1.ChannelCountersR\bcounters\x12\x1a\n" +
+	"\bdatapath\x18\x06 \x01(\tR\bdatapath\"\x8b\x04\n" +
 	"\x0fChannelCounters\x12\x18\n" +
 	"\aemitted\x18\x01 \x01(\x04R\aemitted\x12#\n" +
 	"\remitted_bytes\x18\x02 \x01(\x04R\femittedBytes\x12\x17\n" +
@@ -7052,7 +7258,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\f_required_ns\"T\n" +
 	"\x10GetClockResponse\x12*\n" +
 	"\x05clock\x18\x01 \x01(\v2\x14.takt.admin.v1.ClockR\x05clock\x12\x14\n" +
-	"\x05unmet\x18\x02 \x01(\tR\x05unmet\"\xfc\x04\n" +
+	"\x05unmet\x18\x02 \x01(\tR\x05unmet\"\xaa\x05\n" +
 	"\x05Clock\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x19.takt.admin.v1.ClockStateR\x05state\x12\x16\n" +
@@ -7068,7 +7274,8 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x06kernel\x18\v \x01(\v2\x1a.takt.admin.v1.KernelClockR\x06kernel\x12-\n" +
 	"\x05ptp4l\x18\f \x01(\v2\x17.takt.admin.v1.PtpClockR\x05ptp4l\x122\n" +
 	"\x06chrony\x18\r \x01(\v2\x1a.takt.admin.v1.ChronyClockR\x06chrony\x122\n" +
-	"\x06device\x18\x0e \x01(\v2\x1a.takt.admin.v1.DeviceClockR\x06deviceB\f\n" +
+	"\x06device\x18\x0e \x01(\v2\x1a.takt.admin.v1.DeviceClockR\x06device\x12,\n" +
+	"\x04host\x18\x0f \x01(\v2\x18.takt.admin.v1.HostClockR\x04hostB\f\n" +
 	"\n" +
 	"_offset_nsB\v\n" +
 	"\t_bound_nsB\x19\n" +
@@ -7096,7 +7303,14 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x12root_dispersion_ns\x18\x04 \x01(\x04R\x10rootDispersionNs\"a\n" +
 	"\vDeviceClock\x127\n" +
 	"\x18realtime_minus_device_ns\x18\x01 \x01(\x03R\x15realtimeMinusDeviceNs\x12\x19\n" +
-	"\berror_ns\x18\x02 \x01(\x04R\aerrorNs\"\x0f\n" +
+	"\berror_ns\x18\x02 \x01(\x04R\aerrorNs\"\xa2\x01\n" +
+	"\tHostClock\x12\"\n" +
+	"\fsynchronised\x18\x01 \x01(\bR\fsynchronised\x12\x18\n" +
+	"\astratum\x18\x02 \x01(\rR\astratum\x12\x1b\n" +
+	"\toffset_ns\x18\x03 \x01(\x03R\boffsetNs\x12\x19\n" +
+	"\berror_ns\x18\x04 \x01(\x04R\aerrorNs\x12\x1f\n" +
+	"\vdistance_ns\x18\x05 \x01(\x04R\n" +
+	"distanceNs\"\x0f\n" +
 	"\rReloadRequest\"g\n" +
 	"\x0eReloadResponse\x12\x18\n" +
 	"\achanged\x18\x01 \x03(\tR\achanged\x12#\n" +
@@ -7157,12 +7371,14 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x17CLOCK_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18CLOCK_STATE_SYNCHRONISED\x10\x01\x12\x18\n" +
 	"\x14CLOCK_STATE_HOLDOVER\x10\x02\x12\x1c\n" +
-	"\x18CLOCK_STATE_FREE_RUNNING\x10\x032\x81\x0e\n" +
+	"\x18CLOCK_STATE_FREE_RUNNING\x10\x032\xd4\x0e\n" +
 	"\x05Admin\x12N\n" +
 	"\tGetStatus\x12\x1f.takt.admin.v1.GetStatusRequest\x1a .takt.admin.v1.GetStatusResponse\x12W\n" +
 	"\fListSessions\x12\".takt.admin.v1.ListSessionsRequest\x1a#.takt.admin.v1.ListSessionsResponse\x12Q\n" +
 	"\n" +
-	"EndSession\x12 .takt.admin.v1.EndSessionRequest\x1a!.takt.admin.v1.EndSessionResponse\x12W\n" +
+	"EndSession\x12 .takt.admin.v1.EndSessionRequest\x1a!.takt.admin.v1.EndSessionResponse\x12Q\n" +
+	"\n" +
+	"MapChannel\x12 .takt.admin.v1.MapChannelRequest\x1a!.takt.admin.v1.MapChannelResponse\x12W\n" +
 	"\fListChannels\x12\".takt.admin.v1.ListChannelsRequest\x1a#.takt.admin.v1.ListChannelsResponse\x12N\n" +
 	"\tListPeers\x12\x1f.takt.admin.v1.ListPeersRequest\x1a .takt.admin.v1.ListPeersResponse\x12H\n" +
 	"\aAddPeer\x12\x1d.takt.admin.v1.AddPeerRequest\x1a\x1e.takt.admin.v1.AddPeerResponse\x12Q\n" +
@@ -7197,7 +7413,7 @@ func file_takt_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_takt_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
+var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
 var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(Protection)(0),                 // 0: takt.admin.v1.Protection
 	(Acceleration)(0),               // 1: takt.admin.v1.Acceleration
@@ -7223,70 +7439,73 @@ var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(*SessionCounters)(nil),         // 21: takt.admin.v1.SessionCounters
 	(*EndSessionRequest)(nil),       // 22: takt.admin.v1.EndSessionRequest
 	(*EndSessionResponse)(nil),      // 23: takt.admin.v1.EndSessionResponse
-	(*ListChannelsRequest)(nil),     // 24: takt.admin.v1.ListChannelsRequest
-	(*ListChannelsResponse)(nil),    // 25: takt.admin.v1.ListChannelsResponse
-	(*Channel)(nil),                 // 26: takt.admin.v1.Channel
-	(*ChannelCounters)(nil),         // 27: takt.admin.v1.ChannelCounters
-	(*ListPeersRequest)(nil),        // 28: takt.admin.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),       // 29: takt.admin.v1.ListPeersResponse
-	(*Peer)(nil),                    // 30: takt.admin.v1.Peer
-	(*AddPeerRequest)(nil),          // 31: takt.admin.v1.AddPeerRequest
-	(*AddPeerResponse)(nil),         // 32: takt.admin.v1.AddPeerResponse
-	(*RemovePeerRequest)(nil),       // 33: takt.admin.v1.RemovePeerRequest
-	(*RemovePeerResponse)(nil),      // 34: takt.admin.v1.RemovePeerResponse
-	(*ListDatapathsRequest)(nil),    // 35: takt.admin.v1.ListDatapathsRequest
-	(*ListDatapathsResponse)(nil),   // 36: takt.admin.v1.ListDatapathsResponse
-	(*Datapath)(nil),                // 37: takt.admin.v1.Datapath
-	(*ListListenersRequest)(nil),    // 38: takt.admin.v1.ListListenersRequest
-	(*ListListenersResponse)(nil),   // 39: takt.admin.v1.ListListenersResponse
-	(*ListenerStatus)(nil),          // 40: takt.admin.v1.ListenerStatus
-	(*DeclaredStreamCounters)(nil),  // 41: takt.admin.v1.DeclaredStreamCounters
-	(*Listener)(nil),                // 42: takt.admin.v1.Listener
-	(*DeclaredStream)(nil),          // 43: takt.admin.v1.DeclaredStream
-	(*Endpoint)(nil),                // 44: takt.admin.v1.Endpoint
-	(*ChannelRange)(nil),            // 45: takt.admin.v1.ChannelRange
-	(*SetListenerRequest)(nil),      // 46: takt.admin.v1.SetListenerRequest
-	(*KeptListeners)(nil),           // 47: takt.admin.v1.KeptListeners
-	(*SetListenerResponse)(nil),     // 48: takt.admin.v1.SetListenerResponse
-	(*ListNetworksRequest)(nil),     // 49: takt.admin.v1.ListNetworksRequest
-	(*ListNetworksResponse)(nil),    // 50: takt.admin.v1.ListNetworksResponse
-	(*Network)(nil),                 // 51: takt.admin.v1.Network
-	(*Route)(nil),                   // 52: takt.admin.v1.Route
-	(*Station)(nil),                 // 53: takt.admin.v1.Station
-	(*NetworkCounters)(nil),         // 54: takt.admin.v1.NetworkCounters
-	(*SetStationRequest)(nil),       // 55: takt.admin.v1.SetStationRequest
-	(*SetStationResponse)(nil),      // 56: takt.admin.v1.SetStationResponse
-	(*RemoveStationRequest)(nil),    // 57: takt.admin.v1.RemoveStationRequest
-	(*RemoveStationResponse)(nil),   // 58: takt.admin.v1.RemoveStationResponse
-	(*RemoveListenerRequest)(nil),   // 59: takt.admin.v1.RemoveListenerRequest
-	(*RemoveListenerResponse)(nil),  // 60: takt.admin.v1.RemoveListenerResponse
-	(*ListSchedulesRequest)(nil),    // 61: takt.admin.v1.ListSchedulesRequest
-	(*ListSchedulesResponse)(nil),   // 62: takt.admin.v1.ListSchedulesResponse
-	(*LinkSchedule)(nil),            // 63: takt.admin.v1.LinkSchedule
-	(*GateSchedule)(nil),            // 64: takt.admin.v1.GateSchedule
-	(*ClassSelection)(nil),          // 65: takt.admin.v1.ClassSelection
-	(*GateEntry)(nil),               // 66: takt.admin.v1.GateEntry
-	(*ClassDepartures)(nil),         // 67: takt.admin.v1.ClassDepartures
-	(*InstallScheduleRequest)(nil),  // 68: takt.admin.v1.InstallScheduleRequest
-	(*InstalledSchedules)(nil),      // 69: takt.admin.v1.InstalledSchedules
-	(*InstallScheduleResponse)(nil), // 70: takt.admin.v1.InstallScheduleResponse
-	(*RemoveScheduleRequest)(nil),   // 71: takt.admin.v1.RemoveScheduleRequest
-	(*RemoveScheduleResponse)(nil),  // 72: takt.admin.v1.RemoveScheduleResponse
-	(*GetClockRequest)(nil),         // 73: takt.admin.v1.GetClockRequest
-	(*GetClockResponse)(nil),        // 74: takt.admin.v1.GetClockResponse
-	(*Clock)(nil),                   // 75: takt.admin.v1.Clock
-	(*ClockWarning)(nil),            // 76: takt.admin.v1.ClockWarning
-	(*KernelClock)(nil),             // 77: takt.admin.v1.KernelClock
-	(*PtpClock)(nil),                // 78: takt.admin.v1.PtpClock
-	(*ChronyClock)(nil),             // 79: takt.admin.v1.ChronyClock
-	(*DeviceClock)(nil),             // 80: takt.admin.v1.DeviceClock
-	(*ReloadRequest)(nil),           // 81: takt.admin.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 82: takt.admin.v1.ReloadResponse
-	(*WatchRequest)(nil),            // 83: takt.admin.v1.WatchRequest
-	(*WatchResponse)(nil),           // 84: takt.admin.v1.WatchResponse
-	(*CaptureRequest)(nil),          // 85: takt.admin.v1.CaptureRequest
-	(*CaptureResponse)(nil),         // 86: takt.admin.v1.CaptureResponse
-	(*CapturedPacket)(nil),          // 87: takt.admin.v1.CapturedPacket
+	(*MapChannelRequest)(nil),       // 24: takt.admin.v1.MapChannelRequest
+	(*MapChannelResponse)(nil),      // 25: takt.admin.v1.MapChannelResponse
+	(*ListChannelsRequest)(nil),     // 26: takt.admin.v1.ListChannelsRequest
+	(*ListChannelsResponse)(nil),    // 27: takt.admin.v1.ListChannelsResponse
+	(*Channel)(nil),                 // 28: takt.admin.v1.Channel
+	(*ChannelCounters)(nil),         // 29: takt.admin.v1.ChannelCounters
+	(*ListPeersRequest)(nil),        // 30: takt.admin.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),       // 31: takt.admin.v1.ListPeersResponse
+	(*Peer)(nil),                    // 32: takt.admin.v1.Peer
+	(*AddPeerRequest)(nil),          // 33: takt.admin.v1.AddPeerRequest
+	(*AddPeerResponse)(nil),         // 34: takt.admin.v1.AddPeerResponse
+	(*RemovePeerRequest)(nil),       // 35: takt.admin.v1.RemovePeerRequest
+	(*RemovePeerResponse)(nil),      // 36: takt.admin.v1.RemovePeerResponse
+	(*ListDatapathsRequest)(nil),    // 37: takt.admin.v1.ListDatapathsRequest
+	(*ListDatapathsResponse)(nil),   // 38: takt.admin.v1.ListDatapathsResponse
+	(*Datapath)(nil),                // 39: takt.admin.v1.Datapath
+	(*ListListenersRequest)(nil),    // 40: takt.admin.v1.ListListenersRequest
+	(*ListListenersResponse)(nil),   // 41: takt.admin.v1.ListListenersResponse
+	(*ListenerStatus)(nil),          // 42: takt.admin.v1.ListenerStatus
+	(*DeclaredStreamCounters)(nil),  // 43: takt.admin.v1.DeclaredStreamCounters
+	(*Listener)(nil),                // 44: takt.admin.v1.Listener
+	(*DeclaredStream)(nil),          // 45: takt.admin.v1.DeclaredStream
+	(*Endpoint)(nil),                // 46: takt.admin.v1.Endpoint
+	(*ChannelRange)(nil),            // 47: takt.admin.v1.ChannelRange
+	(*SetListenerRequest)(nil),      // 48: takt.admin.v1.SetListenerRequest
+	(*KeptListeners)(nil),           // 49: takt.admin.v1.KeptListeners
+	(*SetListenerResponse)(nil),     // 50: takt.admin.v1.SetListenerResponse
+	(*ListNetworksRequest)(nil),     // 51: takt.admin.v1.ListNetworksRequest
+	(*ListNetworksResponse)(nil),    // 52: takt.admin.v1.ListNetworksResponse
+	(*Network)(nil),                 // 53: takt.admin.v1.Network
+	(*Route)(nil),                   // 54: takt.admin.v1.Route
+	(*Station)(nil),                 // 55: takt.admin.v1.Station
+	(*NetworkCounters)(nil),         // 56: takt.admin.v1.NetworkCounters
+	(*SetStationRequest)(nil),       // 57: takt.admin.v1.SetStationRequest
+	(*SetStationResponse)(nil),      // 58: takt.admin.v1.SetStationResponse
+	(*RemoveStationRequest)(nil),    // 59: takt.admin.v1.RemoveStationRequest
+	(*RemoveStationResponse)(nil),   // 60: takt.admin.v1.RemoveStationResponse
+	(*RemoveListenerRequest)(nil),   // 61: takt.admin.v1.RemoveListenerRequest
+	(*RemoveListenerResponse)(nil),  // 62: takt.admin.v1.RemoveListenerResponse
+	(*ListSchedulesRequest)(nil),    // 63: takt.admin.v1.ListSchedulesRequest
+	(*ListSchedulesResponse)(nil),   // 64: takt.admin.v1.ListSchedulesResponse
+	(*LinkSchedule)(nil),            // 65: takt.admin.v1.LinkSchedule
+	(*GateSchedule)(nil),            // 66: takt.admin.v1.GateSchedule
+	(*ClassSelection)(nil),          // 67: takt.admin.v1.ClassSelection
+	(*GateEntry)(nil),               // 68: takt.admin.v1.GateEntry
+	(*ClassDepartures)(nil),         // 69: takt.admin.v1.ClassDepartures
+	(*InstallScheduleRequest)(nil),  // 70: takt.admin.v1.InstallScheduleRequest
+	(*InstalledSchedules)(nil),      // 71: takt.admin.v1.InstalledSchedules
+	(*InstallScheduleResponse)(nil), // 72: takt.admin.v1.InstallScheduleResponse
+	(*RemoveScheduleRequest)(nil),   // 73: takt.admin.v1.RemoveScheduleRequest
+	(*RemoveScheduleResponse)(nil),  // 74: takt.admin.v1.RemoveScheduleResponse
+	(*GetClockRequest)(nil),         // 75: takt.admin.v1.GetClockRequest
+	(*GetClockResponse)(nil),        // 76: takt.admin.v1.GetClockResponse
+	(*Clock)(nil),                   // 77: takt.admin.v1.Clock
+	(*ClockWarning)(nil),            // 78: takt.admin.v1.ClockWarning
+	(*KernelClock)(nil),             // 79: takt.admin.v1.KernelClock
+	(*PtpClock)(nil),                // 80: takt.admin.v1.PtpClock
+	(*ChronyClock)(nil),             // 81: takt.admin.v1.ChronyClock
+	(*DeviceClock)(nil),             // 82: takt.admin.v1.DeviceClock
+	(*HostClock)(nil),               // 83: takt.admin.v1.HostClock
+	(*ReloadRequest)(nil),           // 84: takt.admin.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 85: takt.admin.v1.ReloadResponse
+	(*WatchRequest)(nil),            // 86: takt.admin.v1.WatchRequest
+	(*WatchResponse)(nil),           // 87: takt.admin.v1.WatchResponse
+	(*CaptureRequest)(nil),          // 88: takt.admin.v1.CaptureRequest
+	(*CaptureResponse)(nil),         // 89: takt.admin.v1.CaptureResponse
+	(*CapturedPacket)(nil),          // 90: takt.admin.v1.CapturedPacket
 }
 var file_takt_admin_v1_admin_proto_depIdxs = []int32{
 	8,  // 0: takt.admin.v1.GetStatusResponse.node:type_name -> takt.admin.v1.Node
@@ -7305,95 +7524,98 @@ var file_takt_admin_v1_admin_proto_depIdxs = []int32{
 	19, // 13: takt.admin.v1.Session.direct:type_name -> takt.admin.v1.Direct
 	1,  // 14: takt.admin.v1.Stream.acceleration:type_name -> takt.admin.v1.Acceleration
 	2,  // 15: takt.admin.v1.Stream.resource_use:type_name -> takt.admin.v1.ResourceUse
-	26, // 16: takt.admin.v1.ListChannelsResponse.channels:type_name -> takt.admin.v1.Channel
-	27, // 17: takt.admin.v1.Channel.counters:type_name -> takt.admin.v1.ChannelCounters
-	30, // 18: takt.admin.v1.ListPeersResponse.peers:type_name -> takt.admin.v1.Peer
+	28, // 16: takt.admin.v1.ListChannelsResponse.channels:type_name -> takt.admin.v1.Channel
+	29, // 17: takt.admin.v1.Channel.counters:type_name -> takt.admin.v1.ChannelCounters
+	32, // 18: takt.admin.v1.ListPeersResponse.peers:type_name -> takt.admin.v1.Peer
 	4,  // 19: takt.admin.v1.Peer.state:type_name -> takt.admin.v1.PeerState
 	3,  // 20: takt.admin.v1.Peer.authentication:type_name -> takt.admin.v1.Authentication
-	37, // 21: takt.admin.v1.ListDatapathsResponse.datapaths:type_name -> takt.admin.v1.Datapath
-	40, // 22: takt.admin.v1.ListListenersResponse.listeners:type_name -> takt.admin.v1.ListenerStatus
-	42, // 23: takt.admin.v1.ListenerStatus.listener:type_name -> takt.admin.v1.Listener
+	39, // 21: takt.admin.v1.ListDatapathsResponse.datapaths:type_name -> takt.admin.v1.Datapath
+	42, // 22: takt.admin.v1.ListListenersResponse.listeners:type_name -> takt.admin.v1.ListenerStatus
+	44, // 23: takt.admin.v1.ListenerStatus.listener:type_name -> takt.admin.v1.Listener
 	17, // 24: takt.admin.v1.ListenerStatus.unserved:type_name -> takt.admin.v1.Unserved
-	41, // 25: takt.admin.v1.ListenerStatus.streams:type_name -> takt.admin.v1.DeclaredStreamCounters
+	43, // 25: takt.admin.v1.ListenerStatus.streams:type_name -> takt.admin.v1.DeclaredStreamCounters
 	21, // 26: takt.admin.v1.ListenerStatus.counters:type_name -> takt.admin.v1.SessionCounters
-	45, // 27: takt.admin.v1.Listener.write:type_name -> takt.admin.v1.ChannelRange
-	45, // 28: takt.admin.v1.Listener.read:type_name -> takt.admin.v1.ChannelRange
-	44, // 29: takt.admin.v1.Listener.endpoint:type_name -> takt.admin.v1.Endpoint
-	43, // 30: takt.admin.v1.Listener.streams:type_name -> takt.admin.v1.DeclaredStream
-	42, // 31: takt.admin.v1.SetListenerRequest.listener:type_name -> takt.admin.v1.Listener
-	42, // 32: takt.admin.v1.KeptListeners.listeners:type_name -> takt.admin.v1.Listener
-	51, // 33: takt.admin.v1.ListNetworksResponse.networks:type_name -> takt.admin.v1.Network
-	53, // 34: takt.admin.v1.Network.stations:type_name -> takt.admin.v1.Station
-	54, // 35: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
-	52, // 36: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
-	53, // 37: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
-	63, // 38: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
-	64, // 39: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
-	64, // 40: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
-	67, // 41: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
-	66, // 42: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
-	65, // 43: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
-	64, // 44: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
-	68, // 45: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
-	75, // 46: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
+	47, // 27: takt.admin.v1.Listener.write:type_name -> takt.admin.v1.ChannelRange
+	47, // 28: takt.admin.v1.Listener.read:type_name -> takt.admin.v1.ChannelRange
+	46, // 29: takt.admin.v1.Listener.endpoint:type_name -> takt.admin.v1.Endpoint
+	45, // 30: takt.admin.v1.Listener.streams:type_name -> takt.admin.v1.DeclaredStream
+	44, // 31: takt.admin.v1.SetListenerRequest.listener:type_name -> takt.admin.v1.Listener
+	44, // 32: takt.admin.v1.KeptListeners.listeners:type_name -> takt.admin.v1.Listener
+	53, // 33: takt.admin.v1.ListNetworksResponse.networks:type_name -> takt.admin.v1.Network
+	55, // 34: takt.admin.v1.Network.stations:type_name -> takt.admin.v1.Station
+	56, // 35: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
+	54, // 36: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
+	55, // 37: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
+	65, // 38: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
+	66, // 39: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
+	66, // 40: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
+	69, // 41: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
+	68, // 42: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
+	67, // 43: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
+	66, // 44: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
+	70, // 45: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
+	77, // 46: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
 	5,  // 47: takt.admin.v1.Clock.state:type_name -> takt.admin.v1.ClockState
-	76, // 48: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
-	77, // 49: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
-	78, // 50: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
-	79, // 51: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
-	80, // 52: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
-	8,  // 53: takt.admin.v1.WatchResponse.node:type_name -> takt.admin.v1.Node
-	18, // 54: takt.admin.v1.WatchResponse.sessions:type_name -> takt.admin.v1.Session
-	26, // 55: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
-	30, // 56: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
-	87, // 57: takt.admin.v1.CaptureResponse.packets:type_name -> takt.admin.v1.CapturedPacket
-	6,  // 58: takt.admin.v1.Admin.GetStatus:input_type -> takt.admin.v1.GetStatusRequest
-	15, // 59: takt.admin.v1.Admin.ListSessions:input_type -> takt.admin.v1.ListSessionsRequest
-	22, // 60: takt.admin.v1.Admin.EndSession:input_type -> takt.admin.v1.EndSessionRequest
-	24, // 61: takt.admin.v1.Admin.ListChannels:input_type -> takt.admin.v1.ListChannelsRequest
-	28, // 62: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
-	31, // 63: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
-	33, // 64: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
-	35, // 65: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
-	38, // 66: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
-	46, // 67: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
-	59, // 68: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
-	49, // 69: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
-	55, // 70: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
-	57, // 71: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
-	61, // 72: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
-	68, // 73: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
-	71, // 74: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
-	73, // 75: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
-	81, // 76: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
-	83, // 77: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
-	85, // 78: takt.admin.v1.Admin.Capture:input_type -> takt.admin.v1.CaptureRequest
-	7,  // 79: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
-	16, // 80: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
-	23, // 81: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
-	25, // 82: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
-	29, // 83: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
-	32, // 84: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
-	34, // 85: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
-	36, // 86: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
-	39, // 87: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
-	48, // 88: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
-	60, // 89: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
-	50, // 90: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
-	56, // 91: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
-	58, // 92: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
-	62, // 93: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
-	70, // 94: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
-	72, // 95: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
-	74, // 96: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
-	82, // 97: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
-	84, // 98: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
-	86, // 99: takt.admin.v1.Admin.Capture:output_type -> takt.admin.v1.CaptureResponse
-	79, // [79:100] is the sub-list for method output_type
-	58, // [58:79] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	78, // 48: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
+	79, // 49: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
+	80, // 50: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
+	81, // 51: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
+	82, // 52: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
+	83, // 53: takt.admin.v1.Clock.host:type_name -> takt.admin.v1.HostClock
+	8,  // 54: takt.admin.v1.WatchResponse.node:type_name -> takt.admin.v1.Node
+	18, // 55: takt.admin.v1.WatchResponse.sessions:type_name -> takt.admin.v1.Session
+	28, // 56: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
+	32, // 57: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
+	90, // 58: takt.admin.v1.CaptureResponse.packets:type_name -> takt.admin.v1.CapturedPacket
+	6,  // 59: takt.admin.v1.Admin.GetStatus:input_type -> takt.admin.v1.GetStatusRequest
+	15, // 60: takt.admin.v1.Admin.ListSessions:input_type -> takt.admin.v1.ListSessionsRequest
+	22, // 61: takt.admin.v1.Admin.EndSession:input_type -> takt.admin.v1.EndSessionRequest
+	24, // 62: takt.admin.v1.Admin.MapChannel:input_type -> takt.admin.v1.MapChannelRequest
+	26, // 63: takt.admin.v1.Admin.ListChannels:input_type -> takt.admin.v1.ListChannelsRequest
+	30, // 64: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
+	33, // 65: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
+	35, // 66: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
+	37, // 67: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
+	40, // 68: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
+	48, // 69: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
+	61, // 70: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
+	51, // 71: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
+	57, // 72: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
+	59, // 73: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
+	63, // 74: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
+	70, // 75: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
+	73, // 76: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
+	75, // 77: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
+	84, // 78: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
+	86, // 79: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
+	88, // 80: takt.admin.v1.Admin.Capture:input_type -> takt.admin.v1.CaptureRequest
+	7,  // 81: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
+	16, // 82: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
+	23, // 83: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
+	25, // 84: takt.admin.v1.Admin.MapChannel:output_type -> takt.admin.v1.MapChannelResponse
+	27, // 85: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
+	31, // 86: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
+	34, // 87: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
+	36, // 88: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
+	38, // 89: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
+	41, // 90: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
+	50, // 91: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
+	62, // 92: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
+	52, // 93: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
+	58, // 94: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
+	60, // 95: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
+	64, // 96: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
+	72, // 97: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
+	74, // 98: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
+	76, // 99: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
+	85, // 100: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
+	87, // 101: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
+	89, // 102: takt.admin.v1.Admin.Capture:output_type -> takt.admin.v1.CaptureResponse
+	81, // [81:103] is the sub-list for method output_type
+	59, // [59:81] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_takt_admin_v1_admin_proto_init() }
@@ -7402,20 +7624,20 @@ func file_takt_admin_v1_admin_proto_init() {
 		return
 	}
 	file_takt_admin_v1_admin_proto_msgTypes[14].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[24].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[37].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[45].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[57].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[58].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[67].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[26].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[39].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[47].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[59].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[60].OneofWrappers = []any{}
 	file_takt_admin_v1_admin_proto_msgTypes[69].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[71].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_takt_admin_v1_admin_proto_rawDesc), len(file_takt_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   82,
+			NumMessages:   85,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

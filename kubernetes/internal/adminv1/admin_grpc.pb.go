@@ -39,6 +39,7 @@ const (
 	Admin_GetStatus_FullMethodName       = "/takt.admin.v1.Admin/GetStatus"
 	Admin_ListSessions_FullMethodName    = "/takt.admin.v1.Admin/ListSessions"
 	Admin_EndSession_FullMethodName      = "/takt.admin.v1.Admin/EndSession"
+	Admin_MapChannel_FullMethodName      = "/takt.admin.v1.Admin/MapChannel"
 	Admin_ListChannels_FullMethodName    = "/takt.admin.v1.Admin/ListChannels"
 	Admin_ListPeers_FullMethodName       = "/takt.admin.v1.Admin/ListPeers"
 	Admin_AddPeer_FullMethodName         = "/takt.admin.v1.Admin/AddPeer"
@@ -71,6 +72,10 @@ type AdminClient interface {
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
 	// Ends a session; its application gets the reason, and may attach again.
 	EndSession(ctx context.Context, in *EndSessionRequest, opts ...grpc.CallOption) (*EndSessionResponse, error)
+	// Has a datapath carry the streams that write a channel, those that are opened later as well, until the channel is mapped back
+	// or the node restarts. Streams whose applications have asked for one datapath and no other stay. INVALID_ARGUMENT: there is no
+	// such datapath. RESOURCE_EXHAUSTED: too many channels are mapped.
+	MapChannel(ctx context.Context, in *MapChannelRequest, opts ...grpc.CallOption) (*MapChannelResponse, error)
 	// All channels in use here, or a page of them.
 	ListChannels(ctx context.Context, in *ListChannelsRequest, opts ...grpc.CallOption) (*ListChannelsResponse, error)
 	// All other nodes that this one knows.
@@ -149,6 +154,16 @@ func (c *adminClient) EndSession(ctx context.Context, in *EndSessionRequest, opt
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EndSessionResponse)
 	err := c.cc.Invoke(ctx, Admin_EndSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) MapChannel(ctx context.Context, in *MapChannelRequest, opts ...grpc.CallOption) (*MapChannelResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MapChannelResponse)
+	err := c.cc.Invoke(ctx, Admin_MapChannel_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -365,6 +380,10 @@ type AdminServer interface {
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
 	// Ends a session; its application gets the reason, and may attach again.
 	EndSession(context.Context, *EndSessionRequest) (*EndSessionResponse, error)
+	// Has a datapath carry the streams that write a channel, those that are opened later as well, until the channel is mapped back
+	// or the node restarts. Streams whose applications have asked for one datapath and no other stay. INVALID_ARGUMENT: there is no
+	// such datapath. RESOURCE_EXHAUSTED: too many channels are mapped.
+	MapChannel(context.Context, *MapChannelRequest) (*MapChannelResponse, error)
 	// All channels in use here, or a page of them.
 	ListChannels(context.Context, *ListChannelsRequest) (*ListChannelsResponse, error)
 	// All other nodes that this one knows.
@@ -427,6 +446,9 @@ func (UnimplementedAdminServer) ListSessions(context.Context, *ListSessionsReque
 }
 func (UnimplementedAdminServer) EndSession(context.Context, *EndSessionRequest) (*EndSessionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EndSession not implemented")
+}
+func (UnimplementedAdminServer) MapChannel(context.Context, *MapChannelRequest) (*MapChannelResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method MapChannel not implemented")
 }
 func (UnimplementedAdminServer) ListChannels(context.Context, *ListChannelsRequest) (*ListChannelsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListChannels not implemented")
@@ -553,6 +575,24 @@ func _Admin_EndSession_Handler(srv interface{}, ctx context.Context, dec func(in
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AdminServer).EndSession(ctx, req.(*EndSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_MapChannel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MapChannelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).MapChannel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_MapChannel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).MapChannel(ctx, req.(*MapChannelRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -885,6 +925,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "EndSession",
 			Handler:    _Admin_EndSession_Handler,
+		},
+		{
+			MethodName: "MapChannel",
+			Handler:    _Admin_MapChannel_Handler,
 		},
 		{
 			MethodName: "ListChannels",
