@@ -7,6 +7,9 @@
  * here, packet by packet: once the bundle was silent for delta and, where it is on a core, once that core has
  * let out of its queue the last packet that it got, delta ago. So whatever is written, no flow is reordered.
  *
+ * A service is UDP or TCP at an address, or a TSN stream without IP (its destination and VLAN, IEEE 802.1Q-2022, clause 35), which
+ * goes to neighbours by VXLAN alone: its destination is its name.
+ *
  * All other frames are left to the kernel, as are fragments, IPv6 extension headers and more than two VLAN tags.
  *
  * Each map has one writer to an entry: bundles and what was sent belong to the receive queue (the kernel runs a queue on
@@ -29,6 +32,22 @@
 #define MOST_VLAN_TAGS 2
 #define VXLAN_PORT 4789
 #define NOWHERE 0xffffffff
+#define ETH_P_AVTP 0x22f0
+#define ANY_VLAN 0xffff /* in place of a VLAN: any, or none */
+#define VERSION_STREAM 2 /* in place of IP's version */
+
+/* What keeps a link and its clock, and goes no further. */
+static const __u16 kept_types[] = {
+	ETH_P_ARP,
+	0x888e, /* IEEE 802.1X */
+	0x8809, /* slow protocols */
+	0x88cc, /* LLDP */
+	0x88f5, /* MVRP */
+	0x88f6, /* MMRP */
+	0x88f7, /* PTP */
+	0x22ea, /* SRP */
+	0x22f1, /* AVTP's own control of a path */
+};
 
 /* What user space sets before the program is loaded, and what tells others whose it is. User space has the same. */
 struct about {
@@ -51,7 +70,10 @@ struct vlan_tag {
 	__be16 encapsulated;
 };
 
-/* A service: where its packets go to. Address 0: any. User space has the same. */
+/*
+ * A service: where its packets go to. Address 0: any. Of a stream the address is the frame's destination (any: AVTP alone), the port is
+ * the VLAN. User space has the same.
+ */
 struct service {
 	__be32 address[4];
 	__be16 port;
@@ -66,6 +88,7 @@ struct flow {
 	__u32 protocol;
 	__u8 version;
 	bool group; /* of several hosts, by the frame's destination */
+	bool avtp;
 };
 
 enum kind { KIND_NONE, KIND_CORE, KIND_REDIRECT, KIND_VXLAN };
@@ -122,7 +145,7 @@ struct vxlan_header {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 64);
+	__uint(max_entries, 512);
 	__type(key, struct service);
 	__type(value, __u32);
 } takt_services SEC(".maps");
@@ -224,11 +247,22 @@ static __always_inline __u64 now_ns(void)
 	return bpf_ktime_get_ns();
 }
 
-/* The flow of a frame that is a whole datagram or segment in plain IP. */
+static __always_inline bool is_kept(__be16 type)
+{
+#pragma unroll
+	for (unsigned int i = 0; i < sizeof(kept_types) / sizeof(kept_types[0]); i++) {
+		if (type == bpf_htons(kept_types[i]))
+			return true;
+	}
+	return bpf_ntohs(type) < ETH_P_802_3_MIN;
+}
+
+/* The flow of a frame that is a whole datagram or segment in plain IP, or of a stream without IP. */
 static __always_inline bool dissect(void *data, void *end, struct flow *flow)
 {
 	struct ethhdr *eth = data;
 	void *next = eth + 1;
+	__u16 vlan = ANY_VLAN;
 	__be16 protocol;
 	__be16 *ports;
 
@@ -246,6 +280,8 @@ static __always_inline bool dissect(void *data, void *end, struct flow *flow)
 		next = tag + 1;
 		if (next > end)
 			return false;
+		if (i == 0)
+			vlan = bpf_ntohs(tag->control) & 0xfff;
 		protocol = tag->encapsulated;
 	}
 
@@ -276,7 +312,14 @@ static __always_inline bool dissect(void *data, void *end, struct flow *flow)
 		__builtin_memcpy(flow->destination, &ip->daddr, 16);
 		ports = (void *)(ip + 1);
 	} else {
-		return false;
+		if (is_kept(protocol) || protocol == bpf_htons(ETH_P_8021Q) ||
+		    protocol == bpf_htons(ETH_P_8021AD))
+			return false;
+		flow->version = VERSION_STREAM;
+		flow->avtp = protocol == bpf_htons(ETH_P_AVTP);
+		__builtin_memcpy(flow->destination, eth->h_dest, ETH_ALEN);
+		flow->ports[1] = bpf_htons(vlan);
+		return true;
 	}
 	if (flow->protocol != IPPROTO_UDP && flow->protocol != IPPROTO_TCP)
 		return false;
@@ -285,6 +328,26 @@ static __always_inline bool dissect(void *data, void *end, struct flow *flow)
 	flow->ports[0] = ports[0];
 	flow->ports[1] = ports[1];
 	return true;
+}
+
+/* By its destination and VLAN; any of both, of AVTP. */
+static __always_inline bool stream_of_service(const struct flow *flow)
+{
+	struct service key = { .port = flow->ports[1], .version = VERSION_STREAM };
+
+	__builtin_memcpy(key.address, flow->destination, sizeof(key.address));
+	if (bpf_map_lookup_elem(&takt_services, &key))
+		return true;
+	key.port = bpf_htons(ANY_VLAN);
+	if (bpf_map_lookup_elem(&takt_services, &key))
+		return true;
+	if (!flow->avtp)
+		return false;
+	__builtin_memset(key.address, 0, sizeof(key.address));
+	if (bpf_map_lookup_elem(&takt_services, &key))
+		return true;
+	key.port = flow->ports[1];
+	return bpf_map_lookup_elem(&takt_services, &key) != NULL;
 }
 
 static __always_inline bool of_service(const struct flow *flow)
@@ -322,6 +385,8 @@ static __always_inline __u32 hash_of(const struct flow *flow)
 
 	hash = stir(hash, bpf_ntohl(flow->source[0]));
 	hash = stir(hash, bpf_ntohl(flow->destination[0]));
+	if (flow->version == VERSION_STREAM)
+		hash = stir(hash, bpf_ntohl(flow->destination[1]));
 	if (flow->version == 6) {
 #pragma unroll
 		for (int i = 1; i < 4; i++) {
@@ -457,7 +522,8 @@ static __always_inline __u16 checksum(const struct iphdr *ip)
 	return ~sum;
 }
 
-static __always_inline int to_neighbour(struct xdp_md *ctx, struct target *target, __u32 hash)
+static __always_inline int to_neighbour(struct xdp_md *ctx, struct target *target, __u32 hash,
+					bool stream)
 {
 	void *data = (void *)(long)ctx->data;
 	void *end = (void *)(long)ctx->data_end;
@@ -476,7 +542,7 @@ static __always_inline int to_neighbour(struct xdp_md *ctx, struct target *targe
 
 	if ((void *)(eth + 1) > end)
 		return XDP_PASS;
-	if (kind == KIND_REDIRECT) {
+	if (kind == KIND_REDIRECT && !stream) {
 		if (length > target->most)
 			goto too_long;
 		__builtin_memcpy(eth->h_dest, target->to, ETH_ALEN);
@@ -490,7 +556,8 @@ static __always_inline int to_neighbour(struct xdp_md *ctx, struct target *targe
 	}
 	if (length + sizeof(*outer) > target->most)
 		goto too_long;
-	__builtin_memcpy(eth->h_dest, target->inner, ETH_ALEN);
+	if (!stream)
+		__builtin_memcpy(eth->h_dest, target->inner, ETH_ALEN);
 	if (bpf_xdp_adjust_head(ctx, -(int)sizeof(*outer))) {
 		count(COUNT_NO_ROOM);
 		return XDP_DROP;
@@ -546,7 +613,7 @@ int takt_balance(struct xdp_md *ctx)
 	__u64 now;
 
 	if (!dissect((void *)(long)ctx->data, (void *)(long)ctx->data_end, &flow) ||
-	    !of_service(&flow)) {
+	    !(flow.version == VERSION_STREAM ? stream_of_service(&flow) : of_service(&flow))) {
 		count(COUNT_PASSED);
 		return XDP_PASS;
 	}
@@ -578,7 +645,7 @@ int takt_balance(struct xdp_md *ctx)
 	bundle->last_ns = now;
 	if (to < takt_about.cores)
 		return to_core(ctx, target, to, queue, bundle);
-	return to_neighbour(ctx, target, hash);
+	return to_neighbour(ctx, target, hash, flow.version == VERSION_STREAM);
 }
 
 /* On the core, where frames leave its queue. */

@@ -169,8 +169,8 @@ impl Config {
         if self.services.is_empty() {
             return refuse("no service: name one, as udp:10.0.0.1:5004".into());
         }
-        if self.services.len() > 32 {
-            return refuse(format!("{} services: at most 32", self.services.len()));
+        if self.services.len() > 256 {
+            return refuse(format!("{} services: at most 256", self.services.len()));
         }
         let mut seen = HashSet::new();
         if let Some(twice) = self.cores.iter().find(|core| !seen.insert(**core)) {
@@ -200,6 +200,16 @@ impl Config {
                     "neighbour {address}: VXLAN goes over IPv4 here; name its IPv4 address"
                 ));
             }
+        }
+        let stream = self.services.iter().find(|service| service.is_stream());
+        let mut redirected = self.neighbours.iter();
+        let redirected = redirected.find(|neighbour| matches!(neighbour.way, Way::Redirect));
+        if let (Some(stream), Some(neighbour)) = (stream, redirected) {
+            let address = neighbour.address;
+            return refuse(format!(
+                "{stream} goes to a neighbour as it is, since its destination is its name: have it go by VXLAN, as \
+                 {address},vni=42,mac=02:00:00:00:00:01"
+            ));
         }
         if self.silence.is_some() && self.beats.is_none() && !self.neighbours.is_empty() {
             return refuse(

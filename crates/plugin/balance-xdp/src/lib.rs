@@ -35,5 +35,5 @@ mod tests;
 
 pub use balancer::{Balancer, Config, Event, Neighbour, Way};
 pub use error::Error;
-pub use flow::{Service, hash};
+pub use flow::{Service, hash, hash_of_stream};
 pub use maps::{COUNTERS, Counters};

@@ -10,7 +10,7 @@ use aya::programs::{TestRun, TestRunOptions, Xdp};
 use proptest::prelude::*;
 use takt_wire::ethernet::MacAddress;
 
-use crate::flow::hash;
+use crate::flow::{hash, hash_of_stream};
 use crate::maps::{About, COUNTERS, LAYOUT, Reach};
 use crate::program::{BALANCE, Program};
 
@@ -28,6 +28,13 @@ fn mac(last: u8) -> MacAddress {
 }
 
 fn load(bits: u32) -> Program {
+    load_for(
+        bits,
+        &["udp:10.0.0.1:5004", "tcp:*:80", "udp:[fd00::1]:5004"],
+    )
+}
+
+fn load_for(bits: u32, services: &[&str]) -> Program {
     let about = About {
         delta_ns: DELTA,
         layout: LAYOUT,
@@ -39,10 +46,9 @@ fn load(bits: u32) -> Program {
         virtual_time: 1,
         ..About::default()
     };
-    let services: Vec<_> = ["udp:10.0.0.1:5004", "tcp:*:80", "udp:[fd00::1]:5004"]
-        .iter()
-        .map(|text| text.parse().expect("a service"))
-        .collect();
+    let services = services.iter();
+    let services = services.map(|text| text.parse().expect("a service"));
+    let services: Vec<_> = services.collect();
     // Both cores are the same processor: nothing is sent.
     let program = Program::load(about, &services, &[0], 64).expect("loaded: needs root");
     for core in 0..CORES {
@@ -188,6 +194,101 @@ fn what_is_no_service_or_no_whole_packet_is_left_to_the_kernel() {
         assert_eq!((action, &after), (PASS, &frame));
     }
     assert_eq!(counted(&program, "passed"), count);
+}
+
+const STREAM: MacAddress = MacAddress([0x91, 0xe0, 0xf0, 0, 0, 1]);
+const AVTP: u16 = 0x22f0;
+
+/// A frame of a stream without IP.
+fn stream(destination: MacAddress, vlan: Option<u16>, ether_type: u16) -> Vec<u8> {
+    let mut frame = destination.0.to_vec();
+    frame.extend([2, 0, 0, 0, 0, 2]);
+    if let Some(vlan) = vlan {
+        frame.extend([0x81, 0]);
+        frame.extend((0x6000 | vlan).to_be_bytes());
+    }
+    frame.extend(ether_type.to_be_bytes());
+    frame.extend([7; 46]);
+    frame
+}
+
+#[test]
+fn streams_are_told_by_destination_and_vlan_and_what_keeps_a_link_is_nobodys() {
+    let other = MacAddress([0x91, 0xe0, 0xf0, 0, 0, 2]);
+    let taken = |services: &[&str], frames: Vec<Vec<u8>>| -> Vec<bool> {
+        let mut program = load_for(BITS, services);
+        let mut take = |frame: Vec<u8>| {
+            let (action, after) = run(&mut program, &frame);
+            assert!(action == REDIRECT || (action, &after) == (PASS, &frame));
+            action == REDIRECT
+        };
+        frames.into_iter().map(&mut take).collect()
+    };
+    let frames = || {
+        vec![
+            stream(STREAM, None, AVTP),
+            stream(STREAM, Some(2), AVTP),
+            stream(STREAM, Some(3), AVTP),
+            stream(STREAM, Some(2), 0x8892),
+            stream(other, Some(2), AVTP),
+            stream(other, Some(2), 0x8892),
+        ]
+    };
+    let by_destination = "stream:91:e0:f0:00:00:01";
+    assert_eq!(
+        taken(&[by_destination], frames()),
+        [true, true, true, true, false, false]
+    );
+    let in_vlan = "stream:91:e0:f0:00:00:01/2";
+    assert_eq!(
+        taken(&[in_vlan], frames()),
+        [false, true, false, true, false, false]
+    );
+    // Any destination is that of AVTP alone.
+    assert_eq!(
+        taken(&["stream:*"], frames()),
+        [true, true, true, false, true, false]
+    );
+    assert_eq!(
+        taken(&["stream:*/2"], frames()),
+        [false, true, false, false, true, false]
+    );
+    assert_eq!(taken(&["udp:*:5004"], frames()), [false; 6]);
+
+    let kept = [
+        0x0806, 0x888e, 0x8809, 0x88cc, 0x88f5, 0x88f6, 0x88f7, 0x22ea, 0x22f1, 46,
+    ];
+    let kept = kept.map(|kind| stream(STREAM, None, kind)).to_vec();
+    assert!(!taken(&[by_destination, "stream:*"], kept).contains(&true));
+    // Cut short within the tag.
+    let whole = stream(STREAM, Some(2), AVTP);
+    let cut = (14..18).map(|length| whole[..length].to_vec()).collect();
+    assert!(!taken(&[in_vlan], cut).contains(&true));
+}
+
+#[test]
+fn a_streams_bundle_is_that_of_its_hash_and_its_frames_reach_neighbours_as_they_are() {
+    let mut program = load_for(16, &["stream:*"]);
+    clock(&mut program, 1);
+    for vlan in [None, Some(0), Some(2), Some(4094)] {
+        assert_eq!(run(&mut program, &stream(STREAM, vlan, AVTP)).0, REDIRECT);
+        let bundle = hash_of_stream(STREAM, vlan) & 0xffff;
+        let entry = &program.maps.bundles[bundle as usize];
+        assert_ne!(entry.target.load(Ordering::Relaxed), 0, "{vlan:?}");
+    }
+
+    let mut program = load_for(0, &["stream:*"]);
+    clock(&mut program, 1);
+    let frame = stream(STREAM, Some(2), AVTP);
+    program.maps.wishes[0].store(u64::from(CORES) + 2, Ordering::Relaxed);
+    let (action, after) = run(&mut program, &frame);
+    assert_eq!(action, REDIRECT);
+    assert_eq!(after[50..], frame, "behind VXLAN's headers");
+    // Another destination would be another stream's.
+    clock(&mut program, 2 + DELTA);
+    program.maps.wishes[0].store(u64::from(CORES) + 1, Ordering::Relaxed);
+    assert_eq!(run(&mut program, &frame).0, DROP);
+    assert_eq!(counted(&program, "fenced"), 1);
 }
 
 #[test]

@@ -143,6 +143,12 @@ impl FlowKey {
         (self.vlan != UNTAGGED).then_some(self.vlan)
     }
 
+    /// The destination of a TSN stream.
+    pub fn stream_destination(&self) -> Option<MacAddress> {
+        let octets = self.destination.first_chunk()?;
+        (self.kind == Kind::Stream).then_some(MacAddress(*octets))
+    }
+
     /// The EtherType of a TSN stream.
     pub fn ether_type(&self) -> Option<EtherType> {
         (self.kind == Kind::Stream).then_some(EtherType(self.ports[0]))

@@ -30,6 +30,23 @@ const DELTA: &str = "60ms";
 /// Longer than that.
 const PAUSE: Duration = Duration::from_millis(90);
 const FLOWS: u64 = 12;
+/// Bursts of numbered frames of so many streams, a pause after each: tells the last number.
+const STREAMS: &str = "
+import socket, struct, sys, time
+flows, pause = int(sys.argv[1]), float(sys.argv[2])
+out = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+out.bind(('eth0', 0))
+own = out.getsockname()[4]
+number = 0
+while True:
+    for _ in range(8):
+        number += 1
+        for flow in range(flows):
+            to = bytes([0x91, 0xe0, 0xf0, 0, 0, flow])
+            out.send(to + own + struct.pack('!HQQ30x', 0x22f0, flow, number))
+    print(number, flush=True)
+    time.sleep(pause)
+";
 
 fn ethtool(namespace: &str, device: &str, what: &[&str]) {
     let done = Command::new("ip")
@@ -247,37 +264,16 @@ impl Traffic {
         };
         for (number, host) in [(1, site.balancer()), (2, site.neighbour())] {
             let inside = host.enter().expect("the host");
-            let mut socket = PromptSocket::open("eth0").expect("a packet socket");
+            let socket = PromptSocket::open("eth0").expect("a packet socket");
             // Somebody is there: nothing is answered by ICMP.
             let service = UdpSocket::bind(SERVICE).expect("the service's address");
             drop(inside);
-            let (stop, got) = (Arc::clone(&traffic.stop), Arc::clone(&traffic.got));
-            traffic.threads.push(std::thread::spawn(move || {
-                let _service = service;
-                while !stop.load(Ordering::Relaxed) {
-                    let mut packets = Vec::new();
-                    let take = |meta: &takt_capture::Meta, bytes: &[u8]| {
-                        let to_service = bytes.get(23) == Some(&17)
-                            && bytes.get(36..38) == Some(&5004_u16.to_be_bytes()[..]);
-                        let word = |at: usize| {
-                            let word = bytes.get(at..at + 8)?;
-                            Some(u64::from_be_bytes(word.try_into().ok()?))
-                        };
-                        if let (true, Some(flow), Some(sequence)) = (to_service, word(42), word(50))
-                        {
-                            packets.push(Got {
-                                host: number,
-                                flow,
-                                number: sequence,
-                                at_ns: meta.utc_ns,
-                            });
-                        }
-                    };
-                    socket.take(take).expect("captured");
-                    got.lock().expect("no panic").append(&mut packets);
-                    std::thread::sleep(Duration::from_micros(500));
-                }
-            }));
+            let payload = |bytes: &[u8]| {
+                let to_service = bytes.get(23) == Some(&17)
+                    && bytes.get(36..38) == Some(&5004_u16.to_be_bytes()[..]);
+                to_service.then_some(42)
+            };
+            traffic.receive(number, socket, Some(service), payload);
         }
         let inside = site.client().enter().expect("the host");
         let sockets: Vec<_> = (0..FLOWS)
@@ -307,6 +303,87 @@ impl Traffic {
             }
         }));
         traffic
+    }
+
+    /// The same of streams of AVTP without IP; the neighbour has a device by which they come.
+    fn of_streams(site: &Site, device: &str) -> Self {
+        let mut traffic = Self {
+            stop: Arc::default(),
+            sent: Arc::default(),
+            got: Arc::default(),
+            threads: Vec::new(),
+        };
+        let ends = [(1, site.balancer(), "eth0"), (2, site.neighbour(), device)];
+        for (number, host, device) in ends {
+            let inside = host.enter().expect("the host");
+            let socket = PromptSocket::open(device).expect("a packet socket");
+            drop(inside);
+            let payload = |bytes: &[u8]| {
+                let is_stream = bytes.get(..5) == Some(&[0x91, 0xe0, 0xf0, 0, 0][..])
+                    && bytes.get(12..14) == Some(&[0x22, 0xf0][..]);
+                is_stream.then_some(14)
+            };
+            traffic.receive(number, socket, None, payload);
+        }
+        let mut sender = site
+            .client()
+            .command("python3")
+            .expect("the host")
+            .args(["-c", STREAMS, &FLOWS.to_string()])
+            .arg(PAUSE.as_secs_f64().to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3");
+        let out = sender.stdout.take().expect("piped");
+        let (stop, sent) = (Arc::clone(&traffic.stop), Arc::clone(&traffic.sent));
+        traffic.threads.push(std::thread::spawn(move || {
+            for line in BufReader::new(out).lines() {
+                let line = line.expect("a line");
+                sent.store(line.parse().expect("a number"), Ordering::Relaxed);
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+            sender.kill().expect("our own child");
+            sender.wait().expect("waited");
+        }));
+        traffic
+    }
+
+    /// Notes what comes to a socket: flow and number, at this place of a packet that is one of ours.
+    fn receive(
+        &mut self,
+        host: usize,
+        mut socket: PromptSocket,
+        service: Option<UdpSocket>,
+        payload: fn(&[u8]) -> Option<usize>,
+    ) {
+        let (stop, got) = (Arc::clone(&self.stop), Arc::clone(&self.got));
+        self.threads.push(std::thread::spawn(move || {
+            let _service = service;
+            while !stop.load(Ordering::Relaxed) {
+                let mut packets = Vec::new();
+                let take = |meta: &takt_capture::Meta, bytes: &[u8]| {
+                    let word = |at: usize| {
+                        let word = bytes.get(at..at + 8)?;
+                        Some(u64::from_be_bytes(word.try_into().ok()?))
+                    };
+                    if let Some(at) = payload(bytes)
+                        && let (Some(flow), Some(number)) = (word(at), word(at + 8))
+                    {
+                        packets.push(Got {
+                            host,
+                            flow,
+                            number,
+                            at_ns: meta.utc_ns,
+                        });
+                    }
+                };
+                socket.take(take).expect("captured");
+                got.lock().expect("no panic").append(&mut packets);
+                std::thread::sleep(Duration::from_micros(500));
+            }
+        }));
     }
 
     fn got(&self) -> Vec<Got> {
@@ -436,11 +513,9 @@ fn flows_leave_a_neighbour_that_is_killed_and_go_back_to_none_that_is_dead() {
     assert!(end["beats"][0].as_u64() > Some(0), "{end}");
 }
 
-#[test]
-fn by_vxlan_a_neighbour_of_the_kernels_own_device_gets_the_flows() {
-    let site = Site::new();
+/// A neighbour by VXLAN, and what `takt balance` calls it.
+fn tunnel(to: &Host) -> String {
     let mac = "02:00:00:00:42:03";
-    let to = site.neighbour();
     ip(
         to,
         &[
@@ -449,6 +524,51 @@ fn by_vxlan_a_neighbour_of_the_kernels_own_device_gets_the_flows() {
         ],
     );
     ip(to, &["link", "set", "vx42", "up"]);
+    format!("{},vni=42,mac={mac}", to.address())
+}
+
+#[test]
+fn streams_without_ip_are_moved_between_processors_and_neighbours_and_none_is_reordered() {
+    let site = Site::new();
+    let neighbour = tunnel(site.neighbour());
+    let running = site.balance(&[
+        "--service",
+        "stream:*",
+        "--neighbour",
+        &neighbour,
+        "--no-beats",
+    ]);
+    let traffic = Traffic::of_streams(&site, "vx42");
+    traffic.until_all_reach(1);
+    let look = site.look_at_pair();
+    let all = |target: Target| {
+        for bundle in 0..64 {
+            look.assign(bundle, Some(target)).expect("there");
+        }
+    };
+    for target in [Target::Core(1), Target::Neighbour(0), Target::Core(0)] {
+        all(target);
+        let host = match target {
+            Target::Core(_) => 1,
+            Target::Neighbour(_) => 2,
+        };
+        traffic.until_all_reach(host);
+    }
+    traffic.end();
+    let end = running.end();
+    let packets = &end["packets"];
+    assert!(packets["to_neighbours"].as_u64() >= Some(FLOWS), "{end}");
+    assert!(packets["moves"].as_u64() > Some(0), "{end}");
+    for nothing in ["fenced", "refused_wishes", "no_room", "other_queue"] {
+        assert_eq!(packets[nothing], 0, "{nothing}: {end}");
+    }
+}
+
+#[test]
+fn by_vxlan_a_neighbour_of_the_kernels_own_device_gets_the_flows() {
+    let site = Site::new();
+    let to = site.neighbour();
+    let neighbour = tunnel(to);
     // The client is not reached by that device.
     for filter in ["all", "vx42"] {
         let path = format!("net.ipv4.conf.{filter}.rp_filter=0");
@@ -459,7 +579,6 @@ fn by_vxlan_a_neighbour_of_the_kernels_own_device_gets_the_flows() {
             .status();
         assert!(set.expect("sysctl").success());
     }
-    let neighbour = format!("{},vni=42,mac={mac}", to.address());
     let running = site.balance(&["--neighbour", &neighbour, "--no-beats"]);
     let inside = to.enter().expect("the host");
     let service = UdpSocket::bind(SERVICE).expect("the service's address");
@@ -582,6 +701,17 @@ fn whoever_asks_for_what_there_is_not_is_told_and_what_is_killed_leaves_nothing(
             "fd00::1,vni=1,mac=02:00:00:00:00:01",
         ]),
         "IPv4",
+    );
+    refused(
+        &run(&[
+            "-i",
+            "eth0",
+            "--service",
+            "stream:91:e0:f0:00:00:01/2",
+            "--neighbour",
+            "10.0.0.3",
+        ]),
+        "stream:91:e0:f0:00:00:01/2 goes to a neighbour as it is",
     );
     refused(&run(&["-i", "lo"]), "native XDP program");
     let program = takt(&[]);

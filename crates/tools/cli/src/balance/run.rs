@@ -12,7 +12,7 @@ use serde::Serialize;
 use takt_balance::budget::Budget;
 use takt_balance::resource::Marks;
 use takt_balance_xdp::beat::{Key, PORT};
-use takt_balance_xdp::{Balancer, Config, Event, Neighbour, Service, hash};
+use takt_balance_xdp::{Balancer, Config, Event, Neighbour, Service, hash, hash_of_stream};
 use takt_capture::Meta;
 use takt_capture::socket::PromptSocket;
 use takt_clock::{Clock, SystemTai};
@@ -48,6 +48,9 @@ get, where it leaves their queues.
 A neighbour has the service's address, too (on an interface without ARP for it), and answers clients itself. Frames reach it by its hardware
 address, or in VXLAN: then mac= is that of its VXLAN device. It lives as long as its beats come (`takt balance beat`).
 
+A TSN stream (stream:…) is told by the destination and the VLAN of its frames, which carry no IP; frames that keep a link and its clock (ARP,
+LLDP, PTP, MRP, 802.1X, LACP) are never taken. Neighbours get streams by VXLAN alone, as they are: vni= and mac= are needed.
+
 Native XDP is needed. Nothing is pinned: when this ends, by whatever signal, the program and its maps are gone and packets go
 the kernel's way.
 
@@ -55,6 +58,7 @@ Examples:
   takt balance run -i eth0 --service udp:10.0.0.1:5004 --cores 2,3 --priority 50
   takt balance run -i eth0 --service udp:*:5004 --neighbour 10.0.0.3 --key /etc/takt/balance.key
   takt balance run -i eth0 --service tcp:10.0.0.1:80 --neighbour 10.1.0.3,vni=42,mac=02:00:00:00:00:01
+  takt balance run -i eth0 --service stream:91:e0:f0:00:00:01/2 --cores 2,3
   takt balance run -i eth0 --service udp:10.0.0.1:5004 --neighbour 10.0.0.3 --rules camera.toml --json";
 
 /// Balance until a signal ends it
@@ -64,7 +68,8 @@ pub struct Run {
     /// Where packets come in
     #[arg(short = 'i', long, value_name = "INTERFACE")]
     interface: String,
-    /// Whose packets: udp or tcp, address or *, port
+    /// Whose packets: udp or tcp, address or *, port; or a TSN stream without IP: stream:MAC or stream:MAC/VLAN, stream:* and
+    /// stream:*/VLAN for all of AVTP
     #[arg(long, value_name = "SERVICE", required = true)]
     service: Vec<Service>,
     /// Processors that may work on them [default: all that are online]
@@ -322,6 +327,9 @@ impl Limit {
 
 /// The hash of a flow, if it is one of a service.
 fn hash_of(key: &FlowKey) -> Option<u32> {
+    if let Some(destination) = key.stream_destination() {
+        return Some(hash_of_stream(destination, key.vlan()));
+    }
     let ((source, destination), (from, to)) = (key.addresses()?, key.ports()?);
     hash(
         key.protocol()?,
