@@ -26,12 +26,14 @@ if ! cargo fuzz --version >/dev/null 2>&1; then
 fi
 
 targets=("$@")
+# All at once keep every core busy.
+to_build=("${targets[@]:-}")
 if ((${#targets[@]} == 0)); then
     mapfile -t targets < <("${cargo[@]}" fuzz list)
 fi
 
-for target in "${targets[@]}"; do
-    "${cargo[@]}" fuzz build "$target" || { echo "$target does not build: nothing was run" >&2; exit 1; }
+for target in "${to_build[@]}"; do
+    "${cargo[@]}" fuzz build ${target:+"$target"} || { echo "${target:-one} does not build: nothing was run" >&2; exit 1; }
 done
 
 passed=0
