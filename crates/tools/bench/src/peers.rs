@@ -19,6 +19,7 @@ use crate::statistics::{Latencies, Throughput};
 pub mod gstreamer;
 pub mod programs;
 pub mod sendfile;
+pub mod tcp;
 pub mod udp;
 pub mod udp_batch;
 pub mod xdp;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use takt_bench::awake::usable_cores;
 use takt_bench::experiment::Sample;
-use takt_bench::peers::{Pair, PeerError, RoundTrips, Stream, udp, udp_batch, xdp};
+use takt_bench::peers::{Pair, PeerError, RoundTrips, Stream, tcp, udp, udp_batch, xdp};
 use takt_bench::takt::departures::{Idle, Run, departures};
 use takt_bench::takt::{Datapath, Form};
 use takt_lab::{Lab, LabConfig, LinkState};
@@ -31,12 +31,17 @@ fn pair(lab: &Lab) -> Pair<'_> {
 type MeasureRoundTrips = fn(&Pair<'_>, &RoundTrips) -> Result<Sample, PeerError>;
 type MeasureStream = fn(&Pair<'_>, &Stream) -> Result<Sample, PeerError>;
 
-const ROUND_TRIPS: [(&str, MeasureRoundTrips); 3] = [
+const ROUND_TRIPS: [(&str, MeasureRoundTrips); 4] = [
+    ("tcp", tcp::round_trips),
     ("udp blocking", udp::blocking_round_trips),
     ("udp polling", udp::polling_round_trips),
     ("xdp", xdp::round_trips),
 ];
-const STREAMS: [(&str, MeasureStream); 2] = [("udp", udp_batch::stream), ("xdp", xdp::stream)];
+const STREAMS: [(&str, MeasureStream); 3] = [
+    ("tcp", tcp::stream),
+    ("udp", udp_batch::stream),
+    ("xdp", xdp::stream),
+];
 
 #[test]
 fn every_round_trip_is_measured_or_counted_as_lost() {

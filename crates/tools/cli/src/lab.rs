@@ -22,6 +22,7 @@ Examples:
   takt lab exec h1 -- takt pub weather hello
   takt lab exec h1 -- ping -c 1 10.77.0.2
   takt lab up hall --hosts 4 --rate 1000000000
+  takt lab up rough --wiring bridge --loss 1%
   takt lab down";
 
 /// Makes and removes hosts in network namespaces.
@@ -71,6 +72,9 @@ struct Up {
     /// Rate of every cable, bit/s; unlimited if not given
     #[arg(long, value_name = "BIT/S")]
     rate: Option<u64>,
+    /// Share of the packets that the switch loses at random, such as 1%; needs the wiring bridge
+    #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = loss_ppm)]
+    loss: u32,
     /// What joins the hosts
     #[arg(long, value_enum, default_value_t = Joined::Auto)]
     wiring: Joined,
@@ -88,6 +92,17 @@ struct Up {
     overlay: Shape,
     #[command(flatten)]
     form: Form,
+}
+
+/// A share of packets, of a million.
+pub fn loss_ppm(text: &str) -> Result<u32, String> {
+    let number = text
+        .strip_suffix('%')
+        .and_then(|number| number.parse::<f64>().ok());
+    match number {
+        Some(share) if (0.0..=50.0).contains(&share) => Ok((share * 10_000.0).round() as u32),
+        _ => Err("write 0% to 50%, such as 1% or 0.01%".into()),
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -158,6 +173,7 @@ impl Up {
             network: self.network,
             queues: self.queues,
             rate: self.rate,
+            loss_ppm: self.loss,
             wiring: match self.wiring {
                 Joined::Auto => Wiring::Auto,
                 Joined::Cable => Wiring::Cable,

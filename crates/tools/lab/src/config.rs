@@ -16,6 +16,8 @@ const MOST_CONTAINERS: usize = 64;
 pub(crate) const ENCAPSULATION: u32 = 50;
 /// Slower than any link worth emulating; one frame of 1500 octets takes 0.2 s.
 const LEAST_RATE: u64 = 64_000;
+/// Half of all packets.
+const MOST_LOSS_PPM: u32 = 500_000;
 /// One terabit a second: above it `tc` has no use for a limit.
 const MOST_RATE: u64 = 1_000_000_000_000;
 
@@ -34,6 +36,10 @@ pub struct LabConfig {
     /// each end. AF_XDP in copy mode passes by the sender's queueing discipline: with
     /// [`Wiring::Bridge`] the switch's end still holds the rate towards each receiver.
     pub rate: Option<u64>,
+    /// With a bridge: how many of a million packets the switch loses, each by itself, of those that come in from each host; 0 to
+    /// 500000. Hosts send each segment of TCP as a packet then, not many in one that would be lost at once.
+    #[serde(default)]
+    pub loss_ppm: u32,
     /// What joins the hosts.
     pub wiring: Wiring,
     /// With a rate and a bridge: the switch's ends send packets of the class selectors 4 to 7 (RFC 2474; the
@@ -61,6 +67,7 @@ impl Default for LabConfig {
             },
             queues: 1,
             rate: None,
+            loss_ppm: 0,
             wiring: Wiring::Auto,
             priorities: false,
             containers: 0,
@@ -100,6 +107,17 @@ impl LabConfig {
                 "priorities",
                 "on".into(),
                 "only a switch with a rate has queues: give a rate, and the wiring bridge".into(),
+            );
+        }
+        if self.loss_ppm > MOST_LOSS_PPM {
+            let remedy = format!("use 0 to {MOST_LOSS_PPM}");
+            return fault("loss_ppm", self.loss_ppm.to_string(), remedy);
+        }
+        if self.loss_ppm > 0 && !self.bridged() {
+            return fault(
+                "loss_ppm",
+                self.loss_ppm.to_string(),
+                "only a switch loses packets: use the wiring bridge".into(),
             );
         }
         if self.containers > MOST_CONTAINERS {

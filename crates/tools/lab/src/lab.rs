@@ -429,8 +429,35 @@ impl Lab {
                     "br0",
                 ],
             )?;
+            if self.config.loss_ppm > 0 {
+                lose(End::of(host), port, self.config.loss_ppm)?;
+            }
         }
         Ok(())
+    }
+
+    /// How many packets the switch has lost of those that came in from a host; with [`LabConfig::loss_ppm`] alone.
+    ///
+    /// # Errors
+    /// When the lab is down.
+    pub fn lost(&self, host: usize) -> Result<u64, LabError> {
+        #[derive(serde::Deserialize)]
+        struct Queueing {
+            kind: String,
+            drops: u64,
+        }
+        let (switch, port) = (switch_of(&self.name), self.hosts[host].name());
+        let purpose = format!("count what {switch} has lost");
+        let arguments = ["-n", &switch, "-s", "-json", "qdisc", "show", "dev", port];
+        let told = tc(&purpose, &arguments)?;
+        let all: Vec<Queueing> =
+            serde_json::from_str(&told).map_err(|source| LabError::Description {
+                interface: port.to_owned(),
+                namespace: switch,
+                source,
+            })?;
+        let ingress = all.iter().filter(|queueing| queueing.kind == "clsact");
+        Ok(ingress.map(|queueing| queueing.drops).sum())
     }
 
     /// Gives a host's end of its cable two queues, as the switch has them with [`LabConfig::priorities`], or one again: what
@@ -619,6 +646,30 @@ fn remove_namespace(namespace: &str) -> Result<(), LabError> {
         // Another process was faster.
         _ => Ok(()),
     }
+}
+
+/// Loses so many of a million packets that come in at a switch's `port` from a `host`.
+fn lose(host: End<'_>, port: End<'_>, ppm: u32) -> Result<(), LabError> {
+    let purpose = format!("lose packets at {} of {}", port.interface, port.namespace);
+    let most = (u64::from(ppm) << 32) / 1_000_000;
+    // Classic BPF (linux/filter.h): a random word beyond `most` is none of them (TC_ACT_UNSPEC), the others are shot
+    // (TC_ACT_SHOT). No module is needed for it, unlike for netem.
+    let program = format!("4,32 0 0 4294963256,53 1 0 {most},6 0 0 2,6 0 0 4294967295,");
+    let at = ["-n", port.namespace];
+    let device = ["dev", port.interface];
+    tc(
+        &purpose,
+        &[&at[..], &["qdisc", "add"], &device, &["clsact"]].concat(),
+    )?;
+    let filter = ["ingress", "bpf", "direct-action", "bytecode", &program];
+    tc(
+        &purpose,
+        &[&at[..], &["filter", "add"], &device, &filter].concat(),
+    )?;
+    let purpose = format!("have {} send single segments", host.namespace);
+    let single = ["link", "set", host.interface, "gso_max_segs", "1"];
+    ip(&purpose, &[&["-n", host.namespace], &single[..]].concat())?;
+    Ok(())
 }
 
 /// Holds what leaves `end` to `rate` bit/s.

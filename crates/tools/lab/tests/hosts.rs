@@ -455,3 +455,67 @@ fn what_a_host_sends_is_captured_at_the_far_end_of_its_cable_in_a_vxlan_or_not()
         assert!(captured.datagram().iter().all(|octet| *octet == 7));
     }
 }
+
+#[test]
+fn a_switch_loses_the_share_that_it_is_told_and_counts_what_it_loses() {
+    if skip() {
+        return;
+    }
+    let config = LabConfig {
+        wiring: Wiring::Bridge,
+        loss_ppm: 100_000,
+        ..LabConfig::default()
+    };
+    let lab = Lab::scratch(&config).unwrap();
+    let [near, far] = [0, 1].map(|host| socket_of(lab.host(host)));
+    far.set_read_timeout(Some(Duration::from_millis(50)))
+        .unwrap();
+    let to = far.local_addr().unwrap();
+    let mut buffer = [0; 64];
+    // Until the hosts know each other: what they ask may be lost as well.
+    loop {
+        near.send_to(b"are you there", to).unwrap();
+        if far.recv_from(&mut buffer).is_ok() {
+            break;
+        }
+    }
+    far.set_nonblocking(true).unwrap();
+    while far.recv_from(&mut buffer).is_ok() {}
+    let before = lab.lost(0).unwrap();
+    const SENT: u64 = 20_000;
+    let mut received = 0;
+    for _ in 0..SENT {
+        near.send_to(b"number", to).unwrap();
+        // The switch is behind a soft interrupt of the same call.
+        while far.recv_from(&mut buffer).is_ok() {
+            received += 1;
+        }
+    }
+    far.set_nonblocking(false).unwrap();
+    far.set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
+    while far.recv_from(&mut buffer).is_ok() {
+        received += 1;
+    }
+    let lost = lab.lost(0).unwrap() - before;
+    // Hosts may ask for each other once more meanwhile.
+    assert!(
+        (SENT..SENT + 10).contains(&(received + lost)),
+        "{received} {lost}"
+    );
+    // Seven standard deviations.
+    assert!((1_700..2_300).contains(&lost), "{lost} of {SENT}");
+
+    for (wiring, loss_ppm, remedy) in [
+        (Wiring::Cable, 1, "use the wiring bridge"),
+        (Wiring::Bridge, 600_000, "use 0 to 500000"),
+    ] {
+        let config = LabConfig {
+            wiring,
+            loss_ppm,
+            ..LabConfig::default()
+        };
+        let refused = config.validate().unwrap_err().to_string();
+        assert!(refused.contains(remedy), "{refused}");
+    }
+}

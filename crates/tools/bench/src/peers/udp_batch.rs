@@ -12,7 +12,7 @@ use super::{Pair, PeerError, Stream, check_payload, count_received, run_both, se
 use crate::experiment::Sample;
 
 /// The kernel takes no more messages in one call (UIO_MAXIOV).
-const MOST_MESSAGES: usize = 1024;
+pub(super) const MOST_MESSAGES: usize = 1024;
 /// Octets the receiver's socket may hold, as the kernel counts them: enough for a lull of milliseconds.
 const RECEIVE_BUFFER: usize = 4 << 20;
 

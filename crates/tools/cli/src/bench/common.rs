@@ -14,7 +14,7 @@ use takt_bench::report::{Report, ReportError, Written};
 use takt_bench::reservations::ReservationsError;
 use takt_bench::takt::TaktError;
 use takt_bench::text;
-use takt_lab::{Host, Lab, LabConfig, LabError};
+use takt_lab::{Host, Lab, LabConfig, LabError, Wiring};
 
 use crate::failure::Failure;
 
@@ -156,6 +156,42 @@ impl TwoCores {
             far_core: self.far,
         }
     }
+}
+
+/// Hosts at a switch that loses so many of a million packets; without one, on a cable.
+pub fn lossy(ppm: Option<u32>) -> LabConfig {
+    LabConfig {
+        wiring: ppm.map_or(Wiring::default(), |_| Wiring::Bridge),
+        loss_ppm: ppm.unwrap_or(0),
+        ..LabConfig::default()
+    }
+}
+
+/// What others are compared with: TCP where the usual one does not repair.
+pub fn baseline(ppm: Option<u32>, usual: &str) -> String {
+    match ppm {
+        Some(1..) => "TCP".into(),
+        _ => usual.into(),
+    }
+}
+
+/// As figures tell it.
+pub fn of_loss(ppm: Option<u32>) -> String {
+    ppm.map_or_else(String::new, |ppm| {
+        format!(
+            ", {} % of the packets lost by a switch",
+            f64::from(ppm) / 10_000.0
+        )
+    })
+}
+
+/// With loss, only what repairs it has figures.
+pub fn repairs(variants: Vec<Variant<'_>>, ppm: Option<u32>) -> Vec<Variant<'_>> {
+    let repairs = |variant: &Variant<'_>| {
+        let mut words = ["TCP", "reliable", "zenoh", "ZeroMQ", "Aeron"].iter();
+        ppm.is_none_or(|ppm| ppm == 0) || words.any(|word| variant.name.contains(word))
+    };
+    variants.into_iter().filter(repairs).collect()
 }
 
 /// Makes hosts, after making sure that this process may.

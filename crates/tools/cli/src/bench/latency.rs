@@ -3,11 +3,13 @@
 use clap::Args;
 use takt_bench::experiment::{Experiment, Round, Variant};
 use takt_bench::peers::programs::{Programs, System};
-use takt_bench::peers::{Pair, RoundTrips, udp, xdp};
+use takt_bench::peers::{Pair, RoundTrips, tcp, udp, xdp};
 use takt_bench::takt::{Datapath, Form, Takt};
 use takt_lab::{LabConfig, Wiring};
 
-use super::common::{BenchError, Common, Idle, Measurement, TwoCores, hosts};
+use super::common::{
+    BenchError, Common, Idle, Measurement, TwoCores, baseline, hosts, lossy, of_loss, repairs,
+};
 
 /// The variant that ratios are taken to.
 const BASELINE: &str = "UDP, blocking";
@@ -25,6 +27,10 @@ pub struct Latency {
     /// daemon on each host; at most 5,000 messages, one in each millisecond
     #[arg(long)]
     parts: bool,
+    /// A switch joins the hosts and loses this share of the packets at random, such as 1%: what repairs it is measured; 0% for
+    /// the same switch without loss
+    #[arg(long, value_name = "SHARE", conflicts_with = "parts", value_parser = crate::lab::loss_ppm)]
+    loss: Option<u32>,
     #[command(flatten)]
     common: Common,
 }
@@ -54,11 +60,11 @@ impl Latency {
         let (reliable, topics) = (takt.reliable(), takt.topics());
         let lab = hosts(&LabConfig {
             // AF_XDP takes frames before they can be captured: that is done at the switch.
-            wiring: match self.parts {
+            wiring: match self.parts || self.loss.is_some() {
                 true => Wiring::Bridge,
                 false => Wiring::default(),
             },
-            ..LabConfig::default()
+            ..lossy(self.loss)
         })?;
         let programs = self.common.programs();
         let pair = cores.pair(lab.host(0), lab.host(1));
@@ -103,11 +109,14 @@ impl Latency {
             let _awake = idle.hold()?;
             measurement.run(Experiment {
                 name: "Round trip between two hosts".into(),
-                setting: format!("{} B, {}", self.size, idle.told()),
+                setting: format!("{} B, {}{}", self.size, idle.told(), of_loss(self.loss)),
                 method: String::new(),
                 rounds: self.common.rounds,
-                baseline: Some(BASELINE.into()),
-                variants: variants([&takt, &reliable, &topics], programs.as_ref(), pair, trips),
+                baseline: Some(baseline(self.loss, BASELINE)),
+                variants: repairs(
+                    variants([&takt, &reliable, &topics], programs.as_ref(), pair, trips),
+                    self.loss,
+                ),
             })?;
         }
         measurement.finish()
@@ -127,6 +136,7 @@ fn variants<'a>(
         Variant::new("UDP, polling", move |_: &Round| {
             Ok(udp::polling_round_trips(&pair, &trips)?)
         }),
+        Variant::new("TCP", move |_: &Round| Ok(tcp::round_trips(&pair, &trips)?)),
         Variant::new("AF_XDP, bare", move |_: &Round| {
             Ok(xdp::round_trips(&pair, &trips)?)
         }),

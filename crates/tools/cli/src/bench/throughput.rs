@@ -3,11 +3,12 @@
 use clap::Args;
 use takt_bench::experiment::{Experiment, Round, Variant};
 use takt_bench::peers::programs::{Programs, System};
-use takt_bench::peers::{Pair, Stream, udp_batch, xdp};
+use takt_bench::peers::{Pair, Stream, tcp, udp_batch, xdp};
 use takt_bench::takt::{Datapath, Form, Takt};
-use takt_lab::LabConfig;
 
-use super::common::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
+use super::common::{
+    BenchError, Common, Measurement, TwoCores, baseline, hosts, lossy, of_loss, repairs, seconds,
+};
 use super::sinks::name;
 
 /// The variant that ratios are taken to.
@@ -29,6 +30,9 @@ pub struct Throughput {
     /// So many applications receive, each all of it; by a daemon on each host alone
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=64))]
     sinks: Vec<u32>,
+    /// A switch joins the hosts and loses this share of the packets at random, such as 1%; 0% for the same without loss
+    #[arg(long, value_name = "SHARE", value_parser = crate::lab::loss_ppm)]
+    loss: Option<u32>,
     #[command(flatten)]
     common: Common,
 }
@@ -37,7 +41,7 @@ const METHOD: &str = "\
 Two hosts in network namespaces, joined by one veth cable; the sender runs on one core, the receiver on \
 another, a daemon's lane on the core of its host's application. The sender sends as fast as it is let; the \
 receiver counts, and rates are those of the receiver. UDP sends and receives 64 messages with each \
-sendmmsg/recvmmsg, AF_XDP 64 frames; Takt's application announces 64 at a time; zenoh and ZeroMQ batch as \
+sendmmsg/recvmmsg, TCP writes as many at once, AF_XDP 64 frames; Takt's application announces 64 at a time; zenoh and ZeroMQ batch as \
 they choose, over TCP, which waits instead of losing.";
 
 impl Throughput {
@@ -47,7 +51,7 @@ impl Throughput {
         let takt = Takt::this_program()?;
         let reliable = takt.reliable();
         let duration = seconds(self.seconds)?;
-        let lab = hosts(&LabConfig::default())?;
+        let lab = hosts(&lossy(self.loss))?;
         let programs = self.common.programs();
         let pair = cores.pair(lab.host(0), lab.host(1));
         let mut measurement = Measurement::begin(
@@ -67,12 +71,13 @@ impl Throughput {
                 continue;
             }
             let variants = variants([&takt, &reliable], programs.as_ref(), pair, stream, size);
+            let variants = repairs(variants, self.loss);
             measurement.run(Experiment {
                 name: "Stream between two hosts".into(),
-                setting: format!("{size} B"),
+                setting: format!("{size} B{}", of_loss(self.loss)),
                 method: String::new(),
                 rounds: self.common.rounds,
-                baseline: Some(BASELINE.into()),
+                baseline: Some(baseline(self.loss, BASELINE)),
                 variants,
             })?;
         }
@@ -118,6 +123,9 @@ fn variants<'a>(
     let mut variants = vec![Variant::new(BASELINE, move |_: &Round| {
         Ok(udp_batch::stream(&pair, &stream)?)
     })];
+    variants.push(Variant::new("TCP", move |_: &Round| {
+        Ok(tcp::stream(&pair, &stream)?)
+    }));
     if size <= MOST_IN_A_FRAME {
         variants.push(Variant::new("AF_XDP, bare", move |_: &Round| {
             Ok(xdp::stream(&pair, &stream)?)
