@@ -73,8 +73,8 @@ struct Up {
     #[arg(long, value_name = "BIT/S")]
     rate: Option<u64>,
     /// Share of the packets that the switch loses at random, such as 1%; needs the wiring bridge
-    #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = loss_ppm)]
-    loss: u32,
+    #[arg(long, value_name = "SHARE", value_parser = loss_ppm)]
+    loss: Option<u32>,
     /// What joins the hosts
     #[arg(long, value_enum, default_value_t = Joined::Auto)]
     wiring: Joined,

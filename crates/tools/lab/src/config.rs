@@ -37,9 +37,9 @@ pub struct LabConfig {
     /// [`Wiring::Bridge`] the switch's end still holds the rate towards each receiver.
     pub rate: Option<u64>,
     /// With a bridge: how many of a million packets the switch loses, each by itself, of those that come in from each host; 0 to
-    /// 500000. Hosts send each segment of TCP as a packet then, not many in one that would be lost at once.
+    /// 500000. Hosts send each segment as a packet then, also with 0, not many in one that would be lost at once.
     #[serde(default)]
-    pub loss_ppm: u32,
+    pub loss_ppm: Option<u32>,
     /// What joins the hosts.
     pub wiring: Wiring,
     /// With a rate and a bridge: the switch's ends send packets of the class selectors 4 to 7 (RFC 2474; the
@@ -67,7 +67,7 @@ impl Default for LabConfig {
             },
             queues: 1,
             rate: None,
-            loss_ppm: 0,
+            loss_ppm: None,
             wiring: Wiring::Auto,
             priorities: false,
             containers: 0,
@@ -109,16 +109,18 @@ impl LabConfig {
                 "only a switch with a rate has queues: give a rate, and the wiring bridge".into(),
             );
         }
-        if self.loss_ppm > MOST_LOSS_PPM {
-            let remedy = format!("use 0 to {MOST_LOSS_PPM}");
-            return fault("loss_ppm", self.loss_ppm.to_string(), remedy);
-        }
-        if self.loss_ppm > 0 && !self.bridged() {
-            return fault(
-                "loss_ppm",
-                self.loss_ppm.to_string(),
-                "only a switch loses packets: use the wiring bridge".into(),
-            );
+        if let Some(loss) = self.loss_ppm {
+            if loss > MOST_LOSS_PPM {
+                let remedy = format!("use 0 to {MOST_LOSS_PPM}");
+                return fault("loss_ppm", loss.to_string(), remedy);
+            }
+            if !self.bridged() {
+                return fault(
+                    "loss_ppm",
+                    loss.to_string(),
+                    "only a switch loses packets: use the wiring bridge".into(),
+                );
+            }
         }
         if self.containers > MOST_CONTAINERS {
             return fault(

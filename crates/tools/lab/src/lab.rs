@@ -429,8 +429,8 @@ impl Lab {
                     "br0",
                 ],
             )?;
-            if self.config.loss_ppm > 0 {
-                lose(End::of(host), port, self.config.loss_ppm)?;
+            if let Some(loss) = self.config.loss_ppm {
+                lose(End::of(host), port, loss)?;
             }
         }
         Ok(())

@@ -463,7 +463,7 @@ fn a_switch_loses_the_share_that_it_is_told_and_counts_what_it_loses() {
     }
     let config = LabConfig {
         wiring: Wiring::Bridge,
-        loss_ppm: 100_000,
+        loss_ppm: Some(100_000),
         ..LabConfig::default()
     };
     let lab = Lab::scratch(&config).unwrap();
@@ -512,7 +512,7 @@ fn a_switch_loses_the_share_that_it_is_told_and_counts_what_it_loses() {
     ] {
         let config = LabConfig {
             wiring,
-            loss_ppm,
+            loss_ppm: Some(loss_ppm),
             ..LabConfig::default()
         };
         let refused = config.validate().unwrap_err().to_string();

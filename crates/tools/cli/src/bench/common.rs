@@ -162,7 +162,7 @@ impl TwoCores {
 pub fn lossy(ppm: Option<u32>) -> LabConfig {
     LabConfig {
         wiring: ppm.map_or(Wiring::default(), |_| Wiring::Bridge),
-        loss_ppm: ppm.unwrap_or(0),
+        loss_ppm: ppm,
         ..LabConfig::default()
     }
 }
@@ -170,8 +170,8 @@ pub fn lossy(ppm: Option<u32>) -> LabConfig {
 /// What others are compared with: TCP where the usual one does not repair.
 pub fn baseline(ppm: Option<u32>, usual: &str) -> String {
     match ppm {
-        Some(1..) => "TCP".into(),
-        _ => usual.into(),
+        Some(_) => "TCP".into(),
+        None => usual.into(),
     }
 }
 
@@ -185,11 +185,11 @@ pub fn of_loss(ppm: Option<u32>) -> String {
     })
 }
 
-/// With loss, only what repairs it has figures.
+/// Where packets may be lost, only what repairs that has figures.
 pub fn repairs(variants: Vec<Variant<'_>>, ppm: Option<u32>) -> Vec<Variant<'_>> {
     let repairs = |variant: &Variant<'_>| {
         let mut words = ["TCP", "reliable", "zenoh", "ZeroMQ", "Aeron"].iter();
-        ppm.is_none_or(|ppm| ppm == 0) || words.any(|word| variant.name.contains(word))
+        ppm.is_none() || words.any(|word| variant.name.contains(word))
     };
     variants.into_iter().filter(repairs).collect()
 }
