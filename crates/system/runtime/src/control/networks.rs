@@ -123,7 +123,7 @@ impl Networks {
                 let command = Command::Route {
                     network: at,
                     destination,
-                    routed: routed.clone(),
+                    routed,
                 };
                 (lane, command)
             };
