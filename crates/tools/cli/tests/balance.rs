@@ -361,6 +361,9 @@ impl Traffic {
         let (stop, got) = (Arc::clone(&self.stop), Arc::clone(&self.got));
         self.threads.push(std::thread::spawn(move || {
             let _service = service;
+            // The kernel stamps packets from some time after the socket was opened on: those before have the times at which they
+            // were worked on, which may be later than the stamps of those behind them.
+            let mut latest_ns = i64::MIN;
             while !stop.load(Ordering::Relaxed) {
                 let mut packets = Vec::new();
                 let take = |meta: &takt_capture::Meta, bytes: &[u8]| {
@@ -368,6 +371,7 @@ impl Traffic {
                         let word = bytes.get(at..at + 8)?;
                         Some(u64::from_be_bytes(word.try_into().ok()?))
                     };
+                    latest_ns = latest_ns.max(meta.utc_ns);
                     if let Some(at) = payload(bytes)
                         && let (Some(flow), Some(number)) = (word(at), word(at + 8))
                     {
@@ -375,7 +379,7 @@ impl Traffic {
                             host,
                             flow,
                             number,
-                            at_ns: meta.utc_ns,
+                            at_ns: latest_ns,
                         });
                     }
                 };

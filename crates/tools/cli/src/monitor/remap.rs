@@ -1,8 +1,7 @@
 //! Which channels of the watched node another datapath carries, because rules say so.
 
-use std::collections::HashMap;
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use takt_health::key::{FlowKey, Way};
@@ -15,11 +14,43 @@ use crate::failure::Failure;
 
 /// Tells the node, on a thread of its own: who watches waits for no answer.
 pub struct Remap {
-    /// For how many flows of each channel a rule holds.
-    held: Mutex<HashMap<u64, u32>>,
-    /// A channel, and whether it is mapped.
-    tell: Sender<(u64, bool)>,
+    wanted: Arc<Wanted>,
     teller: JoinHandle<()>,
+}
+
+/// What the node is to have. However often rules begin and end meanwhile, it is told what holds in the end.
+#[derive(Default)]
+struct Wanted {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// For how many flows of each channel a rule holds.
+    held: HashMap<u64, u32>,
+    /// Channels of which the node may have something else.
+    untold: BTreeSet<u64>,
+    ends: bool,
+}
+
+impl Wanted {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for something to tell: channels, and whether each is mapped. `None`: it is over.
+    fn next(&self) -> Option<BTreeMap<u64, bool>> {
+        let nothing = |state: &mut State| state.untold.is_empty() && !state.ends;
+        let state = self.changed.wait_while(self.state(), nothing);
+        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        let untold = std::mem::take(&mut state.untold);
+        let told = untold
+            .into_iter()
+            .map(|channel| (channel, state.held.contains_key(&channel)));
+        let told: BTreeMap<u64, bool> = told.collect();
+        (!told.is_empty()).then_some(told)
+    }
 }
 
 impl Remap {
@@ -36,25 +67,28 @@ impl Remap {
                 have.join(", ")
             )));
         }
-        let (tell, told) = channel();
+        let wanted = Arc::new(Wanted::default());
         let (daemon, datapath) = (source.daemon.clone(), datapath.to_owned());
+        let told = Arc::clone(&wanted);
         let teller = std::thread::spawn(move || {
-            for (channel, mapped) in told {
-                let to = if mapped {
-                    datapath.clone()
-                } else {
-                    String::new()
-                };
-                if let Err(failure) = map(&daemon, channel, to) {
-                    eprintln!("takt: channel {channel} stays where it is: {failure}");
+            let mut mapped = BTreeSet::new();
+            while let Some(wanted) = told.next() {
+                for (channel, wanted) in wanted {
+                    if wanted == mapped.contains(&channel) {
+                        continue;
+                    }
+                    let to = if wanted { &*datapath } else { "" };
+                    match map(&daemon, channel, to) {
+                        Ok(()) if wanted => _ = mapped.insert(channel),
+                        Ok(()) => _ = mapped.remove(&channel),
+                        Err(failure) => {
+                            eprintln!("takt: channel {channel} stays where it is: {failure}");
+                        }
+                    }
                 }
             }
         });
-        Ok(Self {
-            held: Mutex::default(),
-            tell,
-            teller,
-        })
+        Ok(Self { wanted, teller })
     }
 
     /// A rule begins or ends for a flow. Only what this node sends is its own to carry.
@@ -62,40 +96,35 @@ impl Remap {
         let Some(source) = key.channel_source().filter(|source| source.way == Way::To) else {
             return;
         };
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let flows = held.entry(source.channel).or_default();
-        let before = *flows > 0;
+        let mut state = self.wanted.state();
+        let flows = state.held.entry(source.channel).or_default();
         *flows = match begins {
             true => *flows + 1,
             false => flows.saturating_sub(1),
         };
-        let now = *flows > 0;
-        if !now {
-            held.remove(&source.channel);
+        if *flows == 0 {
+            state.held.remove(&source.channel);
         }
-        if now != before {
-            // The thread ends behind this alone.
-            let _ = self.tell.send((source.channel, now));
-        }
+        state.untold.insert(source.channel);
+        self.wanted.changed.notify_one();
     }
 
     /// Maps everything back: nobody watches whether the rules still hold.
     pub fn finish(self) {
-        let held = self
-            .held
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
-        for channel in held.into_keys() {
-            let _ = self.tell.send((channel, false));
-        }
-        drop(self.tell);
+        let mut state = self.wanted.state();
+        let held = std::mem::take(&mut state.held);
+        state.untold.extend(held.into_keys());
+        state.ends = true;
+        drop(state);
+        self.wanted.changed.notify_one();
         let _ = self.teller.join();
     }
 }
 
 /// Has a node map a channel to a datapath, or, without one, back.
-fn map(daemon: &Daemon, channel: u64, datapath: String) -> Result<(), Failure> {
+fn map(daemon: &Daemon, channel: u64, datapath: &str) -> Result<(), Failure> {
     let socket = daemon.socket();
+    let datapath = datapath.to_owned();
     let request = MapChannelRequest { channel, datapath };
     block_on(async {
         connect(&socket).await?.map_channel(request).await?;
