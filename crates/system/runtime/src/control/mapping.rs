@@ -1,5 +1,6 @@
 //! Which datapath carries a stream: when it is opened, and again when the mapping or what the node has changes.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -10,7 +11,7 @@ use takt_session::message::{Envelope, Reply};
 use takt_session::{ChannelId, ErrorCode, Failure, Qos, transport};
 
 use super::session::{Session, Stream};
-use super::{Control, RuntimeHandle, Stopped, Token};
+use super::{Control, RuntimeHandle, SERVE_FOR, Stopped, Token};
 use crate::ids::SessionId;
 use crate::lane::Command;
 use crate::policy::Mapping;
@@ -276,20 +277,24 @@ impl Control {
         }
     }
 
-    /// The datapath that a stream's channels are mapped to; the lowest channel's, if they differ.
-    fn mapped_by_channel(
-        &self,
-        session: &Session,
-        number: StreamSlot,
-    ) -> Option<(u64, DatapathKind)> {
+    /// The datapaths that the channels of a session's streams are mapped to; the lowest channel's, where those of a stream differ.
+    fn mapped_by_channel(&self, session: &Session) -> BTreeMap<StreamSlot, (u64, DatapathKind)> {
+        let mut mapped = BTreeMap::new();
         if self.mapped_channels.is_empty() {
-            return None;
+            return mapped;
         }
-        let sources = session.sources.iter();
-        let own = sources.filter(|source| source.stream as usize == number.0 && !source.closing);
-        let channels = own.filter_map(|source| Some(source.channel?.0));
-        let mapped = channels.filter_map(|id| Some((id, *self.mapped_channels.get(&id)?)));
-        mapped.min_by_key(|(id, _)| *id)
+        for source in session.sources.iter().filter(|source| !source.closing) {
+            if let Some(ChannelId(id)) = source.channel
+                && let Some(kind) = self.mapped_channels.get(&id)
+            {
+                let stream = StreamSlot(source.stream as usize);
+                let lowest = mapped.entry(stream).or_insert((id, *kind));
+                if id < lowest.0 {
+                    *lowest = (id, *kind);
+                }
+            }
+        }
+        mapped
     }
 
     /// Maps every open stream anew, in turns between which others are served. Messages that a lane has begun to send
@@ -304,7 +309,12 @@ impl Control {
 
     /// Maps the streams of some of the sessions that are to be mapped anew.
     pub(super) fn map_some(&mut self) {
+        let until = self.now() + SERVE_FOR;
         for _ in 0..SESSIONS_IN_TURN {
+            // Tenants cause some of it, by opening sources of channels that are mapped.
+            if self.now() >= until {
+                return;
+            }
             let Some(id) = self.to_map.pop_front() else {
                 return;
             };
@@ -325,11 +335,12 @@ impl Control {
         let lane = session.lane;
         let tenant = &session.policy.identity;
         let [choice, explicit] = [false, true].map(|explicit| self.choice(&[lane], explicit));
+        let by_channel = self.mapped_by_channel(session);
         let mut moves = Vec::new();
         for (number, stream) in session.streams.entries() {
             let by_channel = match stream.qos.datapath {
                 Some(_) => None,
-                None => self.mapped_by_channel(session, number),
+                None => by_channel.get(&number).copied(),
             };
             let alone = by_channel.and_then(|(channel, kind)| Some((channel, choice.of(kind)?)));
             let of_all = match stream.qos.datapath {
