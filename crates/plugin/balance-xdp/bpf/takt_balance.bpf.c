@@ -36,7 +36,7 @@
 #define ANY_VLAN 0xffff /* in place of a VLAN: any, or none */
 #define VERSION_STREAM 2 /* in place of IP's version */
 
-/* What keeps a link and its clock, and goes no further. */
+/* What keeps a link and its clock, and goes no further; and what is not read. */
 static const __u16 kept_types[] = {
 	ETH_P_ARP,
 	0x888e, /* IEEE 802.1X */
@@ -47,6 +47,8 @@ static const __u16 kept_types[] = {
 	0x88f7, /* PTP */
 	0x22ea, /* SRP */
 	0x22f1, /* AVTP's own control of a path */
+	ETH_P_8021Q, /* one tag more than are read */
+	ETH_P_8021AD,
 };
 
 /* What user space sets before the program is loaded, and what tells others whose it is. User space has the same. */
@@ -312,8 +314,7 @@ static __always_inline bool dissect(void *data, void *end, struct flow *flow)
 		__builtin_memcpy(flow->destination, &ip->daddr, 16);
 		ports = (void *)(ip + 1);
 	} else {
-		if (is_kept(protocol) || protocol == bpf_htons(ETH_P_8021Q) ||
-		    protocol == bpf_htons(ETH_P_8021AD))
+		if (is_kept(protocol))
 			return false;
 		flow->version = VERSION_STREAM;
 		flow->avtp = protocol == bpf_htons(ETH_P_AVTP);

@@ -2,12 +2,12 @@
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use taktd::admin::proto::{ListChannelsRequest, MapChannelRequest};
+use taktd::admin::proto::MapChannelRequest;
 
 use crate::admin::Daemon;
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json};
-use crate::status;
+use crate::status::{Listing, What};
 
 const HELP: &str = "\
 Which datapath carries a stream is decided by what its application asks for and by `[mapping]`.
@@ -35,19 +35,11 @@ pub struct Channel {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// List the channels in use here, and those that are mapped
-    List(List),
+    List(Listing),
     /// Have a datapath carry what is written on a channel here
     Map(Map),
     /// Leave it to the node's mapping again
     Unmap(Unmap),
-}
-
-#[derive(Debug, Args)]
-struct List {
-    #[command(flatten)]
-    daemon: Daemon,
-    #[command(flatten)]
-    form: Form,
 }
 
 #[derive(Debug, Args)]
@@ -84,16 +76,7 @@ struct Mapped {
 impl Channel {
     pub fn run(self) -> Result<(), Failure> {
         match self.action {
-            Action::List(list) => {
-                let channels = list.daemon.ask(async |mut client| {
-                    let request = ListChannelsRequest::default();
-                    Ok(client.list_channels(request).await?.into_inner().channels)
-                })?;
-                match list.form.json {
-                    true => print_json(&channels),
-                    false => print(&status::channels(&channels)),
-                }
-            }
+            Action::List(list) => list.show(What::Channels),
             Action::Map(Map {
                 channel,
                 datapath,
@@ -109,12 +92,15 @@ impl Channel {
     }
 }
 
+/// Has a node map a channel to a datapath, or, without one, back: how many streams may be moved.
+pub fn ask(daemon: &Daemon, channel: u64, datapath: &str) -> Result<u32, Failure> {
+    let datapath = datapath.to_owned();
+    let request = MapChannelRequest { channel, datapath };
+    daemon.ask(async |mut client| Ok(client.map_channel(request).await?.into_inner().streams))
+}
+
 fn map(channel: u64, datapath: String, daemon: &Daemon, form: &Form) -> Result<(), Failure> {
-    let streams = daemon.ask(async |mut client| {
-        let datapath = datapath.clone();
-        let request = MapChannelRequest { channel, datapath };
-        Ok(client.map_channel(request).await?.into_inner().streams)
-    })?;
+    let streams = ask(daemon, channel, &datapath)?;
     let mapped = Mapped {
         channel,
         datapath,

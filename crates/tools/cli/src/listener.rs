@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use taktd::admin::proto::{self, ListListenersRequest, RemoveListenerRequest, SetListenerRequest};
+use taktd::admin::proto::{self, RemoveListenerRequest, SetListenerRequest};
 use taktd::config::document::Document;
 use taktd::config::file;
 use taktd::config::value::{Bytes, Channels, FileMode, FromText};
@@ -12,7 +12,7 @@ use taktd::config::value::{Bytes, Channels, FileMode, FromText};
 use crate::admin::Daemon;
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json};
-use crate::status;
+use crate::status::{Listing, What};
 
 const HELP: &str = "\
 A listener is a Unix socket where applications attach; the socket is their identity, and carries
@@ -53,7 +53,7 @@ enum Action {
     /// Close a socket; its sessions go on
     Remove(Remove),
     /// List sockets with their rights
-    List(List),
+    List(Listing),
 }
 
 #[derive(Debug, Args)]
@@ -183,14 +183,6 @@ struct Remove {
     form: Form,
 }
 
-#[derive(Debug, Args)]
-struct List {
-    #[command(flatten)]
-    daemon: Daemon,
-    #[command(flatten)]
-    form: Form,
-}
-
 #[derive(Debug, Serialize)]
 struct Removed {
     path: String,
@@ -207,17 +199,7 @@ impl Listener {
         match self.action {
             Action::Set(set) => set.run(),
             Action::Remove(remove) => remove.run(),
-            Action::List(list) => {
-                let listeners = list.daemon.ask(async |mut client| {
-                    let answer = client.list_listeners(ListListenersRequest {}).await?;
-                    Ok(answer.into_inner().listeners)
-                })?;
-                if list.form.json {
-                    print_json(&listeners)
-                } else {
-                    print(&status::listeners(&listeners))
-                }
-            }
+            Action::List(list) => list.show(What::Listeners),
         }
     }
 }

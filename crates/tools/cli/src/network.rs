@@ -9,7 +9,7 @@ use taktd::admin::proto::{
 use crate::admin::Daemon;
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json};
-use crate::status;
+use crate::status::{self, Listing};
 
 const HELP: &str = "\
 A network is a segment of Ethernet between endpoints of tenants on any nodes: a VXLAN (RFC 7348), or the
@@ -35,19 +35,11 @@ pub struct Network {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// List networks with their stations and counters
-    List(List),
+    List(Listing),
     /// Enter a station, or change what is known of it
     Set(Set),
     /// Take a station out
     Remove(Remove),
-}
-
-#[derive(Debug, Args)]
-struct List {
-    #[command(flatten)]
-    daemon: Daemon,
-    #[command(flatten)]
-    form: Form,
 }
 
 #[derive(Debug, Args)]

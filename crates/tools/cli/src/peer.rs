@@ -8,7 +8,7 @@ use taktd::admin::proto::{AddPeerRequest, ListPeersRequest, RemovePeerRequest};
 use crate::admin::Daemon;
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json};
-use crate::status;
+use crate::status::{Listing, What};
 
 const HELP: &str = "\
 Peers that are added here last until they are removed or the node stops; write them into the
@@ -38,7 +38,7 @@ enum Action {
     /// Remove peers and the routes to them
     Remove(Addresses),
     /// List peers
-    List(List),
+    List(Listing),
 }
 
 #[derive(Debug, Args)]
@@ -58,14 +58,6 @@ struct Addresses {
     /// Peering addresses, such as 10.0.0.2 or 10.0.0.2:7400
     #[arg(required = true, value_name = "ADDRESS")]
     addresses: Vec<String>,
-    #[command(flatten)]
-    daemon: Daemon,
-    #[command(flatten)]
-    form: Form,
-}
-
-#[derive(Debug, Args)]
-struct List {
     #[command(flatten)]
     daemon: Daemon,
     #[command(flatten)]
@@ -114,20 +106,7 @@ impl Peer {
                     )))
                 }
             }
-            Action::List(list) => {
-                let peers = list.daemon.ask(async |mut client| {
-                    Ok(client
-                        .list_peers(ListPeersRequest {})
-                        .await?
-                        .into_inner()
-                        .peers)
-                })?;
-                if list.form.json {
-                    print_json(&peers)
-                } else {
-                    print(&status::peers(&peers))
-                }
-            }
+            Action::List(list) => list.show(What::Peers),
         }
     }
 }

@@ -41,8 +41,26 @@ pub struct Status {
     form: Form,
 }
 
+/// Of which node something is listed, and how.
+#[derive(Debug, Args)]
+pub struct Listing {
+    #[command(flatten)]
+    pub daemon: Daemon,
+    #[command(flatten)]
+    pub form: Form,
+}
+
+impl Listing {
+    /// Shows one thing of it.
+    pub fn show(self, what: What) -> Result<(), Failure> {
+        let Self { daemon, form } = self;
+        let what = Some(what);
+        Status { what, daemon, form }.run()
+    }
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum What {
+pub enum What {
     /// Applications that are attached, with their streams
     Sessions,
     /// Channels in use, with what they carried and lost

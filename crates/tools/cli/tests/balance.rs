@@ -246,6 +246,7 @@ struct Got {
 }
 
 /// Flows through the service, and who got what.
+#[derive(Default)]
 struct Traffic {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
@@ -256,12 +257,7 @@ struct Traffic {
 impl Traffic {
     /// Bursts of numbered packets of all flows, a pause after each.
     fn start(site: &Site) -> Self {
-        let mut traffic = Self {
-            stop: Arc::default(),
-            sent: Arc::default(),
-            got: Arc::default(),
-            threads: Vec::new(),
-        };
+        let mut traffic = Self::default();
         for (number, host) in [(1, site.balancer()), (2, site.neighbour())] {
             let inside = host.enter().expect("the host");
             let socket = PromptSocket::open("eth0").expect("a packet socket");
@@ -307,12 +303,7 @@ impl Traffic {
 
     /// The same of streams of AVTP without IP; the neighbour has a device by which they come.
     fn of_streams(site: &Site, device: &str) -> Self {
-        let mut traffic = Self {
-            stop: Arc::default(),
-            sent: Arc::default(),
-            got: Arc::default(),
-            threads: Vec::new(),
-        };
+        let mut traffic = Self::default();
         let ends = [(1, site.balancer(), "eth0"), (2, site.neighbour(), device)];
         for (number, host, device) in ends {
             let inside = host.enter().expect("the host");

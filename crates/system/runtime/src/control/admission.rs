@@ -170,8 +170,7 @@ impl Control {
     }
 
     fn guard_of(&self, datapath: &str) -> u64 {
-        let mut kinds = self.datapaths.iter().map(|(kind, _)| *kind);
-        let kind = kinds.find(|kind| kind.0 == datapath);
+        let kind = self.kind_of(datapath);
         kind.map_or(0, |kind| self.guard_ns(kind))
     }
 

@@ -1,6 +1,6 @@
 //! Which datapath carries a stream: when it is opened, and again when the mapping or what the node has changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -72,6 +72,13 @@ struct Mapped {
     datapath: String,
     warning: String,
     rule: String,
+}
+
+/// A session is to be mapped anew, behind the others, once.
+fn line_up(to_map: &mut VecDeque<SessionId>, session: &mut Session) {
+    if !std::mem::replace(&mut session.to_map, true) {
+        to_map.push_back(session.id);
+    }
 }
 
 impl Choice {
@@ -241,10 +248,8 @@ impl Control {
         match datapath {
             None => _ = self.mapped_channels.remove(&channel),
             Some(name) => {
-                let mut kinds = self.datapaths.iter().map(|(kind, _)| *kind);
-                let Some(kind) = kinds.find(|kind| kind.0 == name) else {
-                    let have: Vec<&str> = self.datapaths.iter().map(|(kind, _)| kind.0).collect();
-                    let have = have.join(", ");
+                let Some(kind) = self.kind_of(&name) else {
+                    let have = self.kinds();
                     return Err(MapChannelError::Datapath { name, have });
                 };
                 let known = self.mapped_channels.contains_key(&channel);
@@ -257,8 +262,8 @@ impl Control {
         let mut streams = 0;
         for session in self.sessions.values_mut() {
             let written = session.streams_that_write(channel);
-            if !written.is_empty() && !std::mem::replace(&mut session.to_map, true) {
-                self.to_map.push_back(session.id);
+            if !written.is_empty() {
+                line_up(&mut self.to_map, session);
             }
             let free = written.iter().filter_map(|at| session.streams.get(*at));
             streams += free.filter(|stream| stream.qos.datapath.is_none()).count();
@@ -269,11 +274,8 @@ impl Control {
     /// A source has come to a channel, or is gone: its stream may be carried by another datapath than before.
     pub(super) fn map_writer_again(&mut self, id: SessionId, channel: Option<ChannelId>) {
         let mapped = channel.is_some_and(|channel| self.mapped_channels.contains_key(&channel.0));
-        if let Some(session) = self.sessions.get_mut(&id)
-            && mapped
-            && !std::mem::replace(&mut session.to_map, true)
-        {
-            self.to_map.push_back(id);
+        if let Some(session) = self.sessions.get_mut(&id).filter(|_| mapped) {
+            line_up(&mut self.to_map, session);
         }
     }
 
@@ -300,10 +302,8 @@ impl Control {
     /// Maps every open stream anew, in turns between which others are served. Messages that a lane has begun to send
     /// still leave as they were begun; those after them leave by the new datapath.
     pub(super) fn map_again(&mut self) {
-        for (id, session) in &mut self.sessions {
-            if !std::mem::replace(&mut session.to_map, true) {
-                self.to_map.push_back(*id);
-            }
+        for session in self.sessions.values_mut() {
+            line_up(&mut self.to_map, session);
         }
     }
 
@@ -338,16 +338,12 @@ impl Control {
         let by_channel = self.mapped_by_channel(session);
         let mut moves = Vec::new();
         for (number, stream) in session.streams.entries() {
-            let by_channel = match stream.qos.datapath {
-                Some(_) => None,
-                None => by_channel.get(&number).copied(),
+            let (choice, by_channel) = match stream.qos.datapath {
+                Some(_) => (&explicit, None),
+                None => (&choice, by_channel.get(&number)),
             };
-            let alone = by_channel.and_then(|(channel, kind)| Some((channel, choice.of(kind)?)));
-            let of_all = match stream.qos.datapath {
-                Some(_) => &explicit,
-                None => &choice,
-            };
-            let choice = alone.as_ref().map_or(of_all, |(_, alone)| alone);
+            let alone = by_channel.and_then(|(channel, kind)| Some((channel, choice.of(*kind)?)));
+            let choice = alone.as_ref().map_or(choice, |(_, alone)| alone);
             let mapped = self.map(tenant, stream.qos, choice);
             let mapped = mapped.and_then(|(kind, Mapping { warning, rule, .. })| {
                 let rule = match &alone {

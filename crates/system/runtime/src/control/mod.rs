@@ -203,6 +203,18 @@ impl Control {
         self.started.elapsed()
     }
 
+    /// The datapath of this name, if it is there.
+    fn kind_of(&self, name: &str) -> Option<DatapathKind> {
+        let mut kinds = self.datapaths.iter().map(|(kind, _)| *kind);
+        kinds.find(|kind| kind.0 == name)
+    }
+
+    /// The names of those there are.
+    fn kinds(&self) -> String {
+        let kinds: Vec<&str> = self.datapaths.iter().map(|(kind, _)| kind.0).collect();
+        kinds.join(", ")
+    }
+
     fn run(mut self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(READY);
         self.take_first_of_host();
@@ -252,9 +264,8 @@ impl Control {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&*self.wake, &mut count);
         self.take_ways();
-        self.take_host(Duration::ZERO);
         self.networks.note_changes();
-        self.await_networks();
+        self.take_host(Duration::ZERO);
         self.look_at_datapaths();
         for _ in 0..JOB_BURST {
             match self.jobs.try_recv() {

@@ -398,7 +398,7 @@ impl Control {
         self.await_networks();
     }
 
-    pub(super) fn await_networks(&mut self) {
+    fn await_networks(&mut self) {
         if let Some(due) = self.networks.due() {
             self.next_tick = self.next_tick.min(due);
         }

@@ -188,11 +188,10 @@ impl Control {
     ) -> Result<(DatapathKind, Arc<GateList>), ScheduleError> {
         let name = asked.datapath.as_str();
         let schedule = &asked.schedule;
-        let Some(&(kind, _)) = self.datapaths.iter().find(|(kind, _)| kind.0 == name) else {
-            let have: Vec<&str> = self.datapaths.iter().map(|(kind, _)| kind.0).collect();
+        let Some(kind) = self.kind_of(name) else {
             return Err(ScheduleError::Datapath {
                 name: name.into(),
-                have: have.join(", "),
+                have: self.kinds(),
             });
         };
         let lanes: Vec<usize> = self.carriers(kind).map(|(lane, _)| lane).collect();
@@ -321,7 +320,7 @@ impl Control {
     }
 
     fn remove_schedule(&mut self, name: &str) -> bool {
-        let Some(&(kind, _)) = self.datapaths.iter().find(|(kind, _)| kind.0 == name) else {
+        let Some(kind) = self.kind_of(name) else {
             return false;
         };
         let removed = self.schedules.remove(&kind).is_some();

@@ -3,18 +3,14 @@
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
-use super::udp::MOST_PAYLOAD;
+use super::udp::{LOOK_INTERVAL, MOST_PAYLOAD};
 use super::udp_batch::MOST_MESSAGES;
 use super::{
     ANSWER_PATIENCE, PORT, Pair, PeerError, RoundTrips, Stream, check_payload, count_received,
     is_set, measure_round_trips, run_both, send_for,
 };
 use crate::experiment::Sample;
-
-/// How often a blocked echo looks whether it is still needed.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Round trips with blocking calls on both sides, each message sent at once (`TCP_NODELAY`).
 ///

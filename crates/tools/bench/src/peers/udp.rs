@@ -16,7 +16,7 @@ use crate::experiment::Sample;
 /// The largest payload of a UDP datagram over IPv4.
 pub(super) const MOST_PAYLOAD: usize = 65_507;
 /// How often a blocked echo looks whether it is still needed.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// How many empty polls pass between two looks at the clock.
 const POLLS_PER_LOOK: u32 = 256;
 

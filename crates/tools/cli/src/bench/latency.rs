@@ -5,7 +5,7 @@ use takt_bench::experiment::{Experiment, Round, Variant};
 use takt_bench::peers::programs::{Programs, System};
 use takt_bench::peers::{Pair, RoundTrips, tcp, udp, xdp};
 use takt_bench::takt::{Datapath, Form, Takt};
-use takt_lab::{LabConfig, Wiring};
+use takt_lab::Wiring;
 
 use super::common::{
     BenchError, Common, Idle, Measurement, TwoCores, baseline, hosts, lossy, of_loss, repairs,
@@ -58,14 +58,12 @@ impl Latency {
         let cores = TwoCores::choose()?;
         let takt = Takt::this_program()?;
         let (reliable, topics) = (takt.reliable(), takt.topics());
-        let lab = hosts(&LabConfig {
+        let mut config = lossy(self.loss);
+        if self.parts {
             // AF_XDP takes frames before they can be captured: that is done at the switch.
-            wiring: match self.parts || self.loss.is_some() {
-                true => Wiring::Bridge,
-                false => Wiring::default(),
-            },
-            ..lossy(self.loss)
-        })?;
+            config.wiring = Wiring::Bridge;
+        }
+        let lab = hosts(&config)?;
         let programs = self.common.programs();
         let pair = cores.pair(lab.host(0), lab.host(1));
         let trips = RoundTrips {

@@ -5,11 +5,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use takt_health::key::{FlowKey, Way};
-use taktd::admin::client::connect;
-use taktd::admin::proto::{ListDatapathsRequest, MapChannelRequest};
+use taktd::admin::proto::ListDatapathsRequest;
 
 use super::source::Source;
-use crate::admin::{Daemon, block_on};
+use crate::channel;
 use crate::failure::Failure;
 
 /// Tells the node, on a thread of its own: who watches waits for no answer.
@@ -78,9 +77,9 @@ impl Remap {
                         continue;
                     }
                     let to = if wanted { &*datapath } else { "" };
-                    match map(&daemon, channel, to) {
-                        Ok(()) if wanted => _ = mapped.insert(channel),
-                        Ok(()) => _ = mapped.remove(&channel),
+                    match channel::ask(&daemon, channel, to) {
+                        Ok(_) if wanted => _ = mapped.insert(channel),
+                        Ok(_) => _ = mapped.remove(&channel),
                         Err(failure) => {
                             eprintln!("takt: channel {channel} stays where it is: {failure}");
                         }
@@ -119,15 +118,4 @@ impl Remap {
         self.wanted.changed.notify_one();
         let _ = self.teller.join();
     }
-}
-
-/// Has a node map a channel to a datapath, or, without one, back.
-fn map(daemon: &Daemon, channel: u64, datapath: &str) -> Result<(), Failure> {
-    let socket = daemon.socket();
-    let datapath = datapath.to_owned();
-    let request = MapChannelRequest { channel, datapath };
-    block_on(async {
-        connect(&socket).await?.map_channel(request).await?;
-        Ok(())
-    })
 }
