@@ -4,7 +4,7 @@
 CARGO ?= cargo
 FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
-SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME,PROPTEST_RNG_SEED)
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME,RUSTUP_TOOLCHAIN,PROPTEST_RNG_SEED)
 
 .PHONY: help demo test setup setup-build build datapaths test-datapaths lint-datapaths site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-guests test-cluster cluster-up cluster-down bench bench-technologies bench-kubernetes install uninstall deb wheel clean
 
@@ -54,6 +54,13 @@ build: setup-build
 demo: setup-build
 	$(CARGO) build --release -p takt-cli -p takt-preload
 	$(SUDO) target/release/takt demo
+
+# The compiler of rust-toolchain.toml, fetched where rustup may not do that by itself.
+ifneq ($(filter-out help,$(MAKECMDGOALS)),)
+ifndef RUSTUP_TOOLCHAIN
+export RUSTUP_TOOLCHAIN := $(shell scripts/toolchain.sh)
+endif
+endif
 
 # The same inputs each time, as a change is judged; `make unit` and `make fuzz` alone try others.
 test: export FUZZ_SEED ?= 1

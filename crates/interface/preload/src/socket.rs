@@ -211,7 +211,7 @@ impl Socket {
     /// Counts one more descriptor. False: it is given up already.
     pub fn retain(&self) -> bool {
         self.descriptors
-            .fetch_update(Ordering::Acquire, Ordering::Relaxed, |count| {
+            .try_update(Ordering::Acquire, Ordering::Relaxed, |count| {
                 (count != 0).then_some(count + 1)
             })
             .is_ok()

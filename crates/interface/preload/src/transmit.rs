@@ -155,10 +155,11 @@ impl Message {
         let (words, _) = bytes[name + control..].as_chunks::<{ size_of::<usize>() }>();
         let none = place(std::ptr::null_mut(), 0);
         let mut parts = Few::new(none, abi::parts(&header));
-        for (part, words) in parts.iter_mut().zip(words.chunks_exact(2)) {
+        let (pairs, _) = words.as_chunks();
+        for (part, &[base, length]) in parts.iter_mut().zip(pairs) {
             *part = iovec {
-                iov_base: std::ptr::with_exposed_provenance_mut(usize::from_ne_bytes(words[0])),
-                iov_len: usize::from_ne_bytes(words[1]),
+                iov_base: std::ptr::with_exposed_provenance_mut(usize::from_ne_bytes(base)),
+                iov_len: usize::from_ne_bytes(length),
             };
         }
         Some(Self {

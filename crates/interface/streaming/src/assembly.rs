@@ -299,7 +299,7 @@ pub fn fuzz(script: &[u8]) {
         taken: 0,
     };
     let now = Instant::now();
-    for step in script.chunks_exact(3) {
+    for step in script.as_chunks::<3>().0 {
         // The first of its frame's slices or another, of a frame near or far, of one of several lengths.
         let frame = u64::from(step[0]) >> 1;
         let length = 1 + usize::from(step[1] & 0xf0) * 24;

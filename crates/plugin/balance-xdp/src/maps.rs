@@ -163,7 +163,7 @@ impl Target {
                 put(44, &(network << 8).to_be_bytes());
             }
         }
-        let words = bytes.chunks_exact(8).map(|word| {
+        let words = bytes.as_chunks::<8>().0.iter().map(|word| {
             let mut eight = [0; 8];
             eight.copy_from_slice(word);
             u64::from_ne_bytes(eight)

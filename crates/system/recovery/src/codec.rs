@@ -48,8 +48,9 @@ impl Acknowledgement {
         bytes[12..16].copy_from_slice(&self.lacking.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.stamp_ns.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.held_ns.to_le_bytes());
-        for (word, space) in self.here.iter().zip(bytes[32..].chunks_exact_mut(8)) {
-            space.copy_from_slice(&word.to_le_bytes());
+        let (spaces, _) = bytes[32..].as_chunks_mut();
+        for (word, space) in self.here.iter().zip(spaces) {
+            *space = word.to_le_bytes();
         }
         bytes
     }

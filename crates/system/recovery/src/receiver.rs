@@ -8,8 +8,12 @@ const LEAST_PACE_NS: i64 = 20_000;
 const MOST_PACE_NS: i64 = 100_000_000;
 /// On a path whose round trip is shorter, what came is acknowledged so long after the sender sent it, not after a pace: an
 /// acknowledgement costs as much as a message, and nobody waits for it before the sender's least timeout
-/// ([`Config::least_timeout_ns`](crate::Config::least_timeout_ns)).
+/// ([`Config::least_timeout_ns`](crate::Config::least_timeout_ns)). Sooner when nothing has come for [`QUIET`] round trips:
+/// the sender may then wonder whether its last message arrived.
 const LAZY_NS: i64 = 160_000;
+/// Round trips without a message after which what came is acknowledged: more than one, so that who waits for a reply before
+/// it sends again is acknowledged as seldom as who sends all the time.
+pub(crate) const QUIET: i64 = 2;
 /// Doublings of the pace while nothing that is missing comes.
 const MOST_BACKOFF: u32 = 8;
 
@@ -71,6 +75,8 @@ pub struct Receiver {
     /// All before it that are not here will never be.
     oldest: u64,
     pace_ns: i64,
+    /// As the sender measured it; 0: not yet.
+    round_trip_ns: i64,
     backoff: u32,
     /// Messages beyond `next` that the sinks have room for; `None`: for a window's.
     room: Option<u32>,
@@ -80,6 +86,8 @@ pub struct Receiver {
     lacking: u64,
     /// When the next acknowledgement is due.
     due_ns: Option<i64>,
+    /// What came in order since the last one: when it began to, and when the last of it did.
+    unsaid_ns: Option<(i64, i64)>,
     /// The last acknowledgement: when, and what it granted.
     last_ns: Option<i64>,
     told: u64,
@@ -106,11 +114,13 @@ impl Receiver {
             end: ORIGIN,
             oldest: ORIGIN,
             pace_ns: FIRST_PACE_NS,
+            round_trip_ns: 0,
             backoff: 0,
             room: None,
             granted: ORIGIN,
             lacking: ORIGIN,
             due_ns: None,
+            unsaid_ns: None,
             last_ns: None,
             told: ORIGIN,
             stamp: (0, 0),
@@ -143,6 +153,7 @@ impl Receiver {
         self.oldest = self.oldest.max(oldest);
         self.end = self.end.max(oldest + u64::from(span));
         if said.round_trip_ns > 0 {
+            self.round_trip_ns = said.round_trip_ns;
             self.pace_ns = (said.round_trip_ns / 4).clamp(LEAST_PACE_NS, MOST_PACE_NS);
         }
         self.stamp = (said.stamp_ns, now_ns);
@@ -183,11 +194,11 @@ impl Receiver {
         if self.next > before {
             self.backoff = 0;
         }
-        self.due(if gap {
-            now_ns
+        if gap {
+            self.due(now_ns);
         } else {
-            now_ns + self.patience_ns()
-        });
+            self.arrived(now_ns);
+        }
         Arrival::Keep
     }
 
@@ -201,7 +212,7 @@ impl Receiver {
         if by > self.oldest && by > self.next {
             self.oldest = by;
             self.advance();
-            self.due(now_ns + self.patience_ns());
+            self.arrived(now_ns);
         }
     }
 
@@ -307,9 +318,10 @@ impl Receiver {
 
     /// The acknowledgement that is due, if one is.
     pub fn poll(&mut self, now_ns: i64) -> Option<Acknowledgement> {
-        if self.due_ns? > now_ns {
+        if self.wake_ns()? > now_ns {
             return None;
         }
+        self.unsaid_ns = None;
         let missing = self.end.min(self.limit()) > self.next;
         self.due_ns = missing.then(|| now_ns + ((4 * self.pace_ns) << self.backoff));
         self.backoff = if missing {
@@ -345,20 +357,41 @@ impl Receiver {
 
     /// When to [`poll`](Self::poll) again.
     pub fn wake_ns(&self) -> Option<i64> {
-        self.due_ns
+        let lazy = self.unsaid_ns.map(|(first, last)| {
+            let at = (first + self.patience_ns()).min(last + self.quiet_ns());
+            self.paced(at)
+        });
+        self.due_ns.into_iter().chain(lazy).min()
     }
 
     /// An acknowledgement is due at this instant, at the earliest one pace after the last.
     fn due(&mut self, at_ns: i64) {
-        let at = self
-            .last_ns
-            .map_or(at_ns, |last| at_ns.max(last + self.pace_ns));
+        let at = self.paced(at_ns);
         self.due_ns = Some(self.due_ns.map_or(at, |due| due.min(at)));
+    }
+
+    fn paced(&self, at_ns: i64) -> i64 {
+        self.last_ns
+            .map_or(at_ns, |last| at_ns.max(last + self.pace_ns))
+    }
+
+    /// Something came in order: that is acknowledged when it has waited long enough, or nothing more comes.
+    fn arrived(&mut self, now_ns: i64) {
+        let first = self.unsaid_ns.map_or(now_ns, |(first, _)| first);
+        self.unsaid_ns = Some((first, now_ns));
     }
 
     /// How long an acknowledgement of what came in order may wait for more to acknowledge.
     fn patience_ns(&self) -> i64 {
         (LAZY_NS - 4 * self.pace_ns).max(self.pace_ns)
+    }
+
+    /// How long nothing comes before it is acknowledged after all.
+    fn quiet_ns(&self) -> i64 {
+        match self.round_trip_ns {
+            0 => self.pace_ns,
+            ns => ns.saturating_mul(QUIET).clamp(LEAST_PACE_NS, MOST_PACE_NS),
+        }
     }
 
     fn limit(&self) -> u64 {

@@ -3,6 +3,9 @@
 /// Samples above it are refused: no network that a flow is repaired over is so slow.
 const MOST_NS: i64 = 60_000_000_000;
 
+/// What a tail probe waits at least: two paces of acknowledgements.
+const TAIL_NS: i64 = 40_000;
+
 /// A round trip's estimate.
 #[derive(Clone, Copy, Debug)]
 pub struct RoundTrip {
@@ -51,6 +54,17 @@ impl RoundTrip {
     /// The smoothed round trip; `None`: nothing measured.
     pub fn smoothed(&self) -> Option<i64> {
         self.smoothed
+    }
+
+    /// How long after the last message nothing may be heard of it, if the far side acknowledges what it has after `quiet` round
+    /// trips without another message: as in RFC 8985, section 7.2. Never more than the retransmission timeout.
+    pub fn tail(&self, quiet: i64) -> i64 {
+        let round_trip = self.smoothed.unwrap_or(self.first);
+        let quiet = round_trip.saturating_mul(1 + quiet);
+        quiet
+            .saturating_add(4 * self.variation)
+            .max(TAIL_NS)
+            .min(self.timeout(0))
     }
 
     /// The retransmission timeout, doubled `backoff` times.

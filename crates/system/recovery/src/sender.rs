@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::receiver::QUIET;
 use crate::rtt::RoundTrip;
 use crate::{
     Acknowledgement, Announce, Config, Full, Hostile, MAX_PEERS, MAX_WINDOW, ORIGIN, Refused, SPAN,
@@ -94,6 +95,10 @@ struct Peer {
     round_trip: RoundTrip,
     probe_ns: i64,
     backoff: u32,
+    /// The sequence after the last message that it was asked about by a tail probe.
+    tailed: u64,
+    /// The round trip that it was told.
+    told_ns: i64,
     /// It said something, or began to owe an answer.
     heard_ns: i64,
     progress_ns: i64,
@@ -208,6 +213,8 @@ impl Sender {
             round_trip: RoundTrip::new(least_timeout_ns, first_timeout_ns, most_timeout_ns),
             probe_ns: now_ns,
             backoff: 0,
+            tailed: next,
+            told_ns: 0,
             heard_ns: now_ns,
             progress_ns: now_ns,
             owed_ns: i64::MIN,
@@ -464,6 +471,7 @@ impl Sender {
             let action = self
                 .evict(at, now_ns)
                 .or_else(|| self.probe(at, now_ns))
+                .or_else(|| self.probe_tail(at, now_ns))
                 .or_else(|| self.repair(at, now_ns));
             if action.is_some() {
                 return action;
@@ -494,7 +502,8 @@ impl Sender {
                 .zip(peer.wanting())
                 .filter(|(at, sequence)| self.in_time(peer, *sequence, *at));
             let repair = in_time.map(|(at, _)| at).min().unwrap_or(i64::MAX);
-            Some(peer.probe_ns.min(silence).min(stall).min(repair))
+            let probe = peer.probe_ns.min(self.tail_ns(peer));
+            Some(probe.min(silence).min(stall).min(repair))
         });
         peers.chain(expiry).min()
     }
@@ -531,7 +540,8 @@ impl Sender {
             if peer.probe_ns > now_ns {
                 peer.probe_ns = leaves_ns + peer.round_trip.timeout(0);
             }
-            self.begun_ns = self.begun_ns.min(peer.probe_ns);
+            let tail_ns = leaves_ns + peer.round_trip.tail(QUIET);
+            self.begun_ns = self.begun_ns.min(peer.probe_ns).min(tail_ns);
         }
     }
 
@@ -603,22 +613,64 @@ impl Sender {
     }
 
     fn probe(&mut self, at: usize, now_ns: i64) -> Option<Action> {
-        let (end, oldest, wanted) = (self.end(), self.oldest, self.wanted);
+        let (end, wanted) = (self.end(), self.wanted);
         let silence_ns = self.config.silence_ns;
         let peer = &mut self.peers[at];
         if peer.probe_ns > now_ns {
             return None;
         }
+        peer.probe_after(now_ns, end, wanted, silence_ns);
+        peer.backoff += 1;
+        Some(self.announce(at, now_ns))
+    }
+
+    fn announce(&mut self, at: usize, now_ns: i64) -> Action {
+        let (end, oldest) = (self.end(), self.oldest);
+        let peer = &mut self.peers[at];
+        peer.told_ns = peer.round_trip.smoothed().unwrap_or(0);
+        self.counters.announced += 1;
         let announce = Announce {
             oldest: peer.next.max(oldest) as u32,
             next: end as u32,
-            round_trip_ns: peer.round_trip.smoothed().unwrap_or(0),
+            round_trip_ns: peer.told_ns,
             stamp_ns: now_ns,
         };
-        peer.probe_after(now_ns, end, wanted, silence_ns);
-        peer.backoff += 1;
-        self.counters.announced += 1;
-        Some(Action::Announce(peer.id, announce))
+        Action::Announce(peer.id, announce)
+    }
+
+    /// When a peer should have acknowledged the last message, which none has followed, on a path that is faster than the
+    /// least timeout.
+    fn tail_ns(&self, peer: &Peer) -> i64 {
+        let end = self.end();
+        if !peer.greeted || peer.acknowledged >= end || peer.tailed >= end {
+            return i64::MAX;
+        }
+        self.latest_ns.max(peer.heard_ns) + peer.round_trip.tail(QUIET)
+    }
+
+    /// The last message is sent again (RFC 8985, section 7.3): if it was lost, or others before it, that is known a round trip
+    /// sooner than by an announcement. Once, as part of the share, and only if it is a frame.
+    fn probe_tail(&mut self, at: usize, now_ns: i64) -> Option<Action> {
+        if self.tail_ns(&self.peers[at]) > now_ns {
+            return None;
+        }
+        let last = self.end() - 1;
+        let peer = &self.peers[at];
+        // Given up, or done without: there is only something to say.
+        let bytes = self.window.back().map_or(u64::MAX, |last| last.bytes);
+        let measured = peer.round_trip.smoothed().unwrap_or(0);
+        let repeats = peer.next <= last
+            && !peer.is_withheld(last)
+            && bytes <= FLOOR_BYTES
+            && peer.earned >= bytes.saturating_mul(100)
+            // It paces its acknowledgements by it.
+            && (measured / 2..=2 * measured).contains(&peer.told_ns)
+            && self.in_time(peer, last, now_ns);
+        self.peers[at].tailed = last + 1;
+        Some(match repeats {
+            true => self.send_again(at, last, now_ns),
+            false => self.announce(at, now_ns),
+        })
     }
 
     /// When this message, which is missing, may be repaired for this peer.
@@ -664,6 +716,10 @@ impl Sender {
         let sequence = peer.wanting().find(|&sequence| {
             self.repair_ns(peer, sequence) <= now_ns && self.in_time(peer, sequence, now_ns)
         })?;
+        Some(self.send_again(at, sequence, now_ns))
+    }
+
+    fn send_again(&mut self, at: usize, sequence: u64, now_ns: i64) -> Action {
         let bytes = self.window[(sequence - self.oldest) as usize].bytes;
         let cost = bytes.saturating_mul(100);
         let peer = &mut self.peers[at];
@@ -677,7 +733,7 @@ impl Sender {
         peer.repaired_ns[(sequence % u64::from(SPAN)) as usize] = now_ns;
         self.counters.repaired += 1;
         self.counters.repaired_bytes += bytes;
-        Some(Action::Repair(peer.id, sequence as u32))
+        Action::Repair(peer.id, sequence as u32)
     }
 
     /// Lets go of what every peer has.
@@ -712,10 +768,12 @@ impl Peer {
     /// It is not sent this message. False: that is known.
     fn withhold(&mut self, sequence: u64) -> bool {
         let (word, bit) = withheld_bit(sequence);
-        let fresh = self.withheld[word] & bit == 0;
+        if self.withheld[word] & bit != 0 {
+            return false;
+        }
         self.withheld[word] |= bit;
-        self.withheld_count += u32::from(fresh);
-        fresh
+        self.withheld_count += 1;
+        true
     }
 
     /// It has, or does without, all before `to`, and what is not sent from there on. True if there is any of that.

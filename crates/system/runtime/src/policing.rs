@@ -124,11 +124,11 @@ impl Meter {
         let begin = period * most;
         let pass =
             |next: i64| Some(next.max(begin) + frames).filter(|after| *after <= begin + limit);
-        let mut passed = self.next.fetch_update(SeqCst, SeqCst, pass).is_ok();
+        let mut passed = self.next.try_update(SeqCst, SeqCst, pass).is_ok();
         if !passed && now_ns < self.passed_at.load(Relaxed).saturating_sub(STEP_NS) {
             // The periods that were used are in the future of the clock as it is now.
             self.next.store(i64::MIN, SeqCst);
-            passed = self.next.fetch_update(SeqCst, SeqCst, pass).is_ok();
+            passed = self.next.try_update(SeqCst, SeqCst, pass).is_ok();
         }
         if passed {
             self.passed_at.store(now_ns, Relaxed);
@@ -150,7 +150,7 @@ impl Meter {
                 .contains(&next)
                 .then_some(next - frames)
         };
-        let _ = self.next.fetch_update(SeqCst, SeqCst, back);
+        let _ = self.next.try_update(SeqCst, SeqCst, back);
     }
 }
 
@@ -188,14 +188,14 @@ impl Repairs {
             (count < most).then_some(period * Self::UNIT + count + 1)
         };
         let noted = &self.0[(period & 1) as usize];
-        noted.fetch_update(SeqCst, SeqCst, pass).is_ok()
+        noted.try_update(SeqCst, SeqCst, pass).is_ok()
     }
 
     /// Takes back that one more of a period has passed.
     fn give_back(&self, period: i64) {
         let some = period * Self::UNIT + 1..(period + 1) * Self::UNIT;
         let back = |noted: i64| some.contains(&noted).then_some(noted - 1);
-        let _ = self.0[(period & 1) as usize].fetch_update(SeqCst, SeqCst, back);
+        let _ = self.0[(period & 1) as usize].try_update(SeqCst, SeqCst, back);
     }
 }
 

@@ -513,7 +513,7 @@ impl Rate {
         let full = now_ns.saturating_sub(BURST_NANOS);
         let pay = |ready_at: i64| Some(ready_at.max(full).saturating_add(cost));
         // Never fails: `pay` always has an answer.
-        let _ = self.ready_at.fetch_update(Relaxed, Relaxed, pay);
+        let _ = self.ready_at.try_update(Relaxed, Relaxed, pay);
     }
 }
 

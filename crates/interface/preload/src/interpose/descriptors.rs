@@ -45,6 +45,11 @@ fn settle_range(range: RangeInclusive<c_uint>) {
 /// # Safety
 /// None beyond the C library's.
 #[unsafe(no_mangle)]
+#[allow(
+    unknown_lints,
+    invalid_runtime_symbol_definitions,
+    reason = "a thread that is cancelled here (pthread_cancel(3)) unwinds through it"
+)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     // SAFETY: the program's call.
     close_by(fd, || unsafe { real::close(fd) })

@@ -120,6 +120,11 @@ pub unsafe extern "C-unwind" fn sendto(
 /// # Safety
 /// As the C library's.
 #[unsafe(no_mangle)]
+#[allow(
+    unknown_lints,
+    invalid_runtime_symbol_definitions,
+    reason = "a thread that is cancelled here (pthread_cancel(3)) unwinds through it"
+)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, data: *const c_void, length: size_t) -> ssize_t {
     if let Some(result) = snapped(fd, &part(data, length), 0, std::ptr::null(), 0) {
         return result;

@@ -210,7 +210,9 @@ fn ipv4_header(from: Ipv4Addr, to: Ipv4Addr, total_length: u16) -> [u8; 20] {
     header[12..16].copy_from_slice(&from.octets());
     header[16..20].copy_from_slice(&to.octets());
     let sum: u32 = header
-        .chunks_exact(2)
+        .as_chunks::<2>()
+        .0
+        .iter()
         .map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])))
         .sum();
     let folded = (sum & 0xffff) + (sum >> 16);

@@ -40,10 +40,11 @@ pub fn from_rgb(format: Format, rgb: &[u8], frame: &mut [u8]) -> bool {
         Pixels::Bgra => put(frame, 4, |&[r, g, b]| [b, g, r, 255]),
         Pixels::Gray => put(frame, 1, |rgb| [luma(rgb) as u8; 4]),
         Pixels::Uyvy => {
-            for (two, pixels) in frame.chunks_exact_mut(4).zip(rgb.chunks_exact(2)) {
-                let [a, b] = [to_yuv(&pixels[0]), to_yuv(&pixels[1])];
+            let ((spaces, _), (pairs, _)) = (frame.as_chunks_mut(), rgb.as_chunks());
+            for (space, [a, b]) in spaces.iter_mut().zip(pairs) {
+                let [a, b] = [to_yuv(a), to_yuv(b)];
                 let mean = |at: usize| (u16::from(a[at]) + u16::from(b[at])).div_ceil(2) as u8;
-                two.copy_from_slice(&[mean(1), a[0], mean(2), b[0]]);
+                *space = [mean(1), a[0], mean(2), b[0]];
             }
         }
         _ => return false,

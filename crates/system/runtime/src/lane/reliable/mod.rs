@@ -84,8 +84,9 @@ impl Announcement {
                 false => self.patience.unwrap_or(FOR_EVER),
             },
         ];
-        for (field, space) in fields.iter().zip(bytes[ANNOUNCE_LEN..].chunks_exact_mut(4)) {
-            space.copy_from_slice(&field.to_le_bytes());
+        let (spaces, _) = bytes[ANNOUNCE_LEN..].as_chunks_mut();
+        for (field, space) in fields.iter().zip(spaces) {
+            *space = field.to_le_bytes();
         }
         bytes
     }
