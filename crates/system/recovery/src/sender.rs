@@ -86,6 +86,8 @@ struct Peer {
     repaired_ns: Vec<i64>,
     /// Bytes of repair that the flow has earned for it, times 100.
     earned: u64,
+    /// When something was last sent to it again.
+    again_ns: i64,
     /// The last repair beyond the share: when, of how many bytes, and how many since the peer got on.
     floored_ns: i64,
     floored_bytes: u64,
@@ -206,6 +208,7 @@ impl Sender {
             withheld_count: 0,
             repaired_ns: vec![i64::MIN; SPAN as usize],
             earned: 0,
+            again_ns: i64::MIN,
             floored_ns: i64::MIN,
             floored_bytes: 0,
             floored: 0,
@@ -412,7 +415,10 @@ impl Sender {
             }
         };
         peer.heard_ns = now_ns;
-        peer.round_trip.sample(now_ns, said.stamp_ns, said.held_ns);
+        // What was sent again has its first stamp: Karn's rule (RFC 6298, section 3).
+        if said.stamp_ns > peer.again_ns {
+            peer.round_trip.sample(now_ns, said.stamp_ns, said.held_ns);
+        }
         // Overtaken by a newer one: what it says has changed since.
         if next < peer.acknowledged {
             return Ok(());
@@ -731,6 +737,7 @@ impl Sender {
             peer.floored = peer.floored.saturating_add(1);
         }
         peer.repaired_ns[(sequence % u64::from(SPAN)) as usize] = now_ns;
+        peer.again_ns = now_ns;
         self.counters.repaired += 1;
         self.counters.repaired_bytes += bytes;
         Action::Repair(peer.id, sequence as u32)

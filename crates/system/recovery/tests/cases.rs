@@ -730,3 +730,119 @@ fn what_is_not_sent_to_a_peer_is_counted_once() {
         assert_eq!(sender.counters().withheld, 2);
     }
 }
+
+const US: i64 = 1_000;
+
+/// A sender whose peer is 20 µs away and knows it, with enough earned for repairs of 100 bytes.
+fn near_sender() -> (Sender, PeerId, i64) {
+    let (mut sender, peer) = sender(Config::default());
+    let mut now = MS;
+    let mut acknowledged = 0;
+    for _ in 0..60 {
+        sender.emit(now, 100).expect("room");
+        acknowledged += 1;
+        let here = Acknowledgement {
+            stamp_ns: now,
+            ..said(acknowledged)
+        };
+        now += 20 * US;
+        sender.acknowledge(now, peer, &here).expect("honest");
+    }
+    // Asked once, it is told the round trip.
+    sender.emit(now, 100).expect("room");
+    now += MS;
+    let Some(Action::Announce(_, told)) = sender.poll(now) else {
+        panic!("it owes an answer");
+    };
+    assert_eq!(told.round_trip_ns, 20 * US);
+    let here = Acknowledgement {
+        stamp_ns: now,
+        ..said(acknowledged + 1)
+    };
+    now += 20 * US;
+    sender.acknowledge(now, peer, &here).expect("honest");
+    assert_eq!((sender.poll(now), sender.wake_ns(now)), (None, None));
+    (sender, peer, now)
+}
+
+#[test]
+fn a_last_message_that_nothing_follows_is_sent_again_after_three_round_trips_and_once() {
+    let (mut sender, _, mut now) = near_sender();
+    let mut last = 0;
+    // Each puts it off: who sends all the time repeats nothing.
+    for _ in 0..4 {
+        last = sender.emit(now, 100).expect("room");
+        now += 40 * US;
+        assert_eq!(sender.poll(now), None);
+    }
+    let due = sender.wake_ns(now).expect("something is owed");
+    assert!(
+        (now + 20 * US..now + 30 * US).contains(&due),
+        "{}",
+        due - now
+    );
+    assert_eq!(sender.poll(due - 1), None);
+    let again = sender.poll(due);
+    assert!(matches!(again, Some(Action::Repair(_, sequence)) if sequence == last));
+    assert_eq!(sender.poll(due), None, "once");
+    // Where that was lost too, it is announced.
+    let later = sender.wake_ns(due).expect("it is still owed");
+    assert!(matches!(sender.poll(later), Some(Action::Announce(..))));
+}
+
+#[test]
+fn a_long_last_message_is_announced_instead() {
+    let (mut sender, _, now) = near_sender();
+    sender.emit(now, 4000).expect("room");
+    let due = sender.wake_ns(now).expect("something is owed");
+    assert!(due < now + 100 * US);
+    assert!(matches!(sender.poll(due), Some(Action::Announce(..))));
+}
+
+#[test]
+fn what_was_sent_again_tells_nothing_about_the_round_trip() {
+    let (mut sender, peer, now) = near_sender();
+    let sequence = sender.emit(now, 100).expect("room");
+    let due = sender.wake_ns(now).expect("something is owed");
+    assert!(matches!(sender.poll(due), Some(Action::Repair(..))));
+    // The second of them came, with the stamp of the first.
+    let here = Acknowledgement {
+        stamp_ns: now,
+        ..said(sequence.wrapping_add(1))
+    };
+    let heard = due + 5 * MS;
+    sender.acknowledge(heard, peer, &here).expect("honest");
+    sender.emit(heard, 4000).expect("room");
+    let due = sender.wake_ns(heard).expect("something is owed");
+    assert!(due < heard + 100 * US, "the round trip was taken for 5 ms");
+}
+
+#[test]
+fn what_came_is_acknowledged_when_two_round_trips_bring_nothing_more_or_after_a_while() {
+    let mut receiver = receiver(0);
+    let near = Announce {
+        round_trip_ns: 20 * US,
+        ..announce(0, 0)
+    };
+    receiver.announce(MS, &near).expect("honest");
+    assert!(receiver.poll(2 * MS).is_some());
+    let mut now = 3 * MS;
+    // A reply follows each at once: one acknowledgement for several.
+    let begun = now;
+    for sequence in 0..2 {
+        assert_eq!(receiver.receive(now, sequence, now), Arrival::Keep);
+        now += 25 * US;
+        assert_eq!(receiver.poll(now), None);
+    }
+    let last = now - 25 * US;
+    assert_eq!(receiver.wake_ns(), Some(last + 40 * US));
+    // It is not put off for ever.
+    while receiver.poll(now).is_none() {
+        let next = receiver.next();
+        assert!(receiver.deliver(now).is_some());
+        assert_eq!(receiver.receive(now, next, now), Arrival::Keep);
+        now += 25 * US;
+    }
+    assert!((begun + 80 * US..=begun + 160 * US).contains(&now));
+    assert_eq!(receiver.wake_ns(), None);
+}
