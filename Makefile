@@ -100,6 +100,7 @@ lint: setup
 unit: setup
 	$(CARGO) build --workspace
 	$(call each_datapath,$(CARGO) build --quiet)
+	$(CARGO) test --release -p takt-recovery --lib --tests
 	$(SUDO) $(CARGO) test --workspace --lib --bins --tests
 
 docs: setup
