@@ -86,7 +86,7 @@ struct Peer {
     repaired_ns: Vec<i64>,
     /// Bytes of repair that the flow has earned for it, times 100.
     earned: u64,
-    /// When something was last sent to it again.
+    /// The newest of what was sent to it again: when that was sent first.
     again_ns: i64,
     /// The last repair beyond the share: when, of how many bytes, and how many since the peer got on.
     floored_ns: i64,
@@ -415,7 +415,7 @@ impl Sender {
             }
         };
         peer.heard_ns = now_ns;
-        // What was sent again has its first stamp: Karn's rule (RFC 6298, section 3).
+        // What was sent again has its first stamp: Karn's rule (RFC 6298, section 3). What is newer was sent once.
         if said.stamp_ns > peer.again_ns {
             peer.round_trip.sample(now_ns, said.stamp_ns, said.held_ns);
         }
@@ -726,7 +726,7 @@ impl Sender {
     }
 
     fn send_again(&mut self, at: usize, sequence: u64, now_ns: i64) -> Action {
-        let bytes = self.window[(sequence - self.oldest) as usize].bytes;
+        let Retained { bytes, emitted_ns } = self.window[(sequence - self.oldest) as usize];
         let cost = bytes.saturating_mul(100);
         let peer = &mut self.peers[at];
         peer.beyond_share = peer.earned < cost;
@@ -737,7 +737,7 @@ impl Sender {
             peer.floored = peer.floored.saturating_add(1);
         }
         peer.repaired_ns[(sequence % u64::from(SPAN)) as usize] = now_ns;
-        peer.again_ns = now_ns;
+        peer.again_ns = peer.again_ns.max(emitted_ns);
         self.counters.repaired += 1;
         self.counters.repaired_bytes += bytes;
         Action::Repair(peer.id, sequence as u32)

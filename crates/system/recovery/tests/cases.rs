@@ -815,6 +815,16 @@ fn what_was_sent_again_tells_nothing_about_the_round_trip() {
     sender.emit(heard, 4000).expect("room");
     let due = sender.wake_ns(heard).expect("something is owed");
     assert!(due < heard + 100 * US, "the round trip was taken for 5 ms");
+    // What is newer than that does: it was sent once.
+    let here = Acknowledgement {
+        stamp_ns: heard,
+        ..said(sequence.wrapping_add(2))
+    };
+    let later = heard + 5 * MS;
+    sender.acknowledge(later, peer, &here).expect("honest");
+    sender.emit(later, 4000).expect("room");
+    let due = sender.wake_ns(later).expect("something is owed");
+    assert!(due > later + MS, "the round trip is longer by now");
 }
 
 #[test]
