@@ -537,6 +537,79 @@ fn a_program_that_is_no_task_or_no_program_is_told() {
     assert_eq!(reserve(&["measure"]).code, Some(2));
 }
 
+/// The program that is measured here, started already: by a shell, so that what was named is not what works.
+fn start_the_periodic_program() -> std::process::Child {
+    let program = std::env::current_exe().expect("this program");
+    std::process::Command::new("sh")
+        .args([
+            "-c",
+            "\"$0\" --quiet --ignored --exact a_periodic_program & wait",
+        ])
+        .arg(program)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("a shell")
+}
+
+#[test]
+fn a_program_that_runs_already_is_measured_by_its_number_and_goes_on() {
+    let mut running = start_the_periodic_program();
+    let number = running.id().to_string();
+    let ran = reserve(&[
+        "measure",
+        "--process",
+        &number,
+        "--only",
+        "ticker",
+        "--json",
+    ]);
+    // It was not ended.
+    assert!(running.wait().expect("its end").success());
+    if ran.err.contains("cannot watch context switches")
+        || ran.code == Some(1) && ran.err.contains("exceeds its deadline")
+    {
+        eprintln!("skipped: {}", ran.err);
+        return;
+    }
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let measured = ran.json();
+    assert_eq!(measured["processes"].to_string(), format!("[{number}]"));
+    let ticker = &measured["threads"][0];
+    assert_eq!(ticker["name"], "ticker");
+    let jobs = ticker["jobs"].as_u64().expect("a number");
+    assert!((3..=49).contains(&jobs), "{ticker}");
+    let longest = ticker["cpu_max"].as_u64().expect("a number");
+    assert!(longest >= WORK.as_nanos() as u64 / 2, "{ticker}");
+}
+
+#[test]
+fn a_process_that_cannot_be_followed_is_told_by_its_number() {
+    let ran = reserve(&["measure", "--process", "4000000000"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.err.contains("there is no process 4000000000"),
+        "{ran:?}"
+    );
+    let (told, thread) = std::sync::mpsc::channel();
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let other = std::thread::spawn(move || {
+        told.send(rustix::thread::gettid().as_raw_nonzero().get())
+            .expect("somebody asks");
+        let _ = ended.recv();
+    });
+    let thread = thread.recv().expect("its number").to_string();
+    let ran = reserve(&["measure", "--process", &thread]);
+    drop(end);
+    other.join().expect("its end");
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let own = format!("{thread} is a thread of process {}", std::process::id());
+    assert!(ran.err.contains(&own), "{ran:?}");
+    for wrong in [&["--process", "0"][..], &["--process", "1", "--", "true"]] {
+        let ran = reserve(&[&["measure"], wrong].concat());
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+    }
+}
+
 const HEAVY: &str = "tasks:\n  - {name: heavy, wcet: 9ms, period: 10001us}\n";
 
 #[test]

@@ -13,13 +13,14 @@ use takt_reserve::measure::{Activation, Estimate, MeasureError, estimate, jobs};
 use takt_reserve::{Nanos, TaskSet};
 
 use super::source::Percent;
-use super::watch::{Thread, Watched, watch};
+use super::watch::{Thread, Watched, follow, watch};
 use crate::failure::Failure;
 use crate::output::{Align, Form, print, print_json, table, write_text};
 
 const HELP: &str = "\
-Runs a program and watches the context switches of all its threads (perf events of the kernel, no
-root needed). A job is what a thread runs between two sleeps; C is the longest job seen plus a
+Runs a program, or follows one that runs already (--process), and watches the context switches of all
+its threads by perf events of the kernel. What is started here needs no root; following does, or
+CAP_PERFMON, and does nothing to the program. A job is what a thread runs between two sleeps; C is the longest job seen plus a
 margin, T the shortest distance between two jobs that must be expected. The program's output is its
 own: give it a file with --output to have the task set for `takt reserve plan`.
 
@@ -35,15 +36,25 @@ What cannot be seen:
 Examples:
   takt reserve measure --seconds 20 -- ./controller --config robot.toml
   takt reserve measure --seconds 60 --only control --join 200us --output tasks.yaml -- ./controller
+  takt reserve measure --seconds 60 --process \"$(pgrep -x controller)\" --output tasks.yaml
   takt reserve measure --json -- ./replay log.bin | jq '.threads[] | {name, task}'";
 
 /// Estimates C and T of a program's threads by watching it run.
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub struct Measure {
-    /// End the program after this time; without it, it ends by itself or with Ctrl-C
+    /// End the program, or end following it, after this time; without it, it ends by itself or with Ctrl-C
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     seconds: Option<u32>,
+    /// Follow this process, and what it has started or starts, instead of starting a program; several with commas
+    #[arg(
+        long,
+        value_name = "PID",
+        value_delimiter = ',',
+        conflicts_with = "command",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    process: Vec<u32>,
     /// Only threads whose names contain one of these texts
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
@@ -59,7 +70,7 @@ pub struct Measure {
     #[command(flatten)]
     form: Form,
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
+    #[arg(last = true, required_unless_present = "process", value_name = "CMD")]
     command: Vec<String>,
 }
 
@@ -67,6 +78,7 @@ pub struct Measure {
 #[derive(Serialize)]
 struct Measured {
     command: Vec<String>,
+    processes: Vec<u32>,
     watched_ns: u64,
     lost_records: u64,
     threads: Vec<Found>,
@@ -98,8 +110,11 @@ impl Measure {
                 .map_err(Failure::io("wait for signals"))?;
         }
         let limit = self.seconds.map(|n| Duration::from_secs(n.into()));
-        let watched = watch(&self.command, limit, &stop)
-            .map_err(|error| Failure::Other(error.to_string()))?;
+        let watched = match self.process.is_empty() {
+            true => watch(&self.command, limit, &stop),
+            false => follow(&self.process, limit, &stop),
+        };
+        let watched = watched.map_err(|error| Failure::Other(error.to_string()))?;
         self.tell_doubts(&watched);
         let measured = self.judge(watched)?;
         if let Some(path) = &self.output {
@@ -115,10 +130,13 @@ impl Measure {
     }
 
     fn tell_doubts(&self, watched: &Watched) {
-        if !watched.stopped && !watched.status.success() {
+        if let Some(status) = watched.status
+            && !watched.stopped
+            && !status.success()
+        {
             eprintln!(
-                "takt: {} ended with {}: what it did may not be what it does",
-                self.command[0], watched.status
+                "takt: {} ended with {status}: what it did may not be what it does",
+                self.subject()
             );
         }
         if watched.lost > 0 {
@@ -126,6 +144,17 @@ impl Measure {
                 "takt: {} records were lost, so that some jobs look shorter or longer than they were: measure again with less load",
                 watched.lost
             );
+        }
+    }
+
+    /// What is measured, for people.
+    fn subject(&self) -> String {
+        match &self.command[..] {
+            [program, ..] => program.clone(),
+            [] => {
+                let numbers: Vec<String> = self.process.iter().map(u32::to_string).collect();
+                format!("process {}", numbers.join(", "))
+            }
         }
     }
 
@@ -169,12 +198,13 @@ impl Measure {
             }
             return Err(Failure::Other(format!(
                 "no thread of {} is a task; watch it for longer while it works as it will, or --join what belongs together\n  {}",
-                self.command[0],
+                self.subject(),
                 reasons.join("\n  ")
             )));
         }
         Ok(Measured {
             command: self.command.clone(),
+            processes: self.process.clone(),
             watched_ns: u64::try_from(watched.watched.as_nanos()).unwrap_or(u64::MAX),
             lost_records: watched.lost,
             threads,
