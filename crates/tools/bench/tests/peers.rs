@@ -1,5 +1,6 @@
 //! Every peer against real hosts. Needs root; skips with a reason otherwise.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use takt_bench::awake::usable_cores;
@@ -9,13 +10,18 @@ use takt_bench::takt::departures::{Idle, Run, departures};
 use takt_bench::takt::{Datapath, Form};
 use takt_lab::{Lab, LabConfig, LinkState};
 
-/// Two hosts, or `None` with a reason where none can be made.
-fn lab() -> Option<Lab> {
+/// Held by the test that has hosts: the programs that make hosts for another would have, until their `execve`, a copy of
+/// the sockets that this one closes and opens again.
+static HOSTS: Mutex<()> = Mutex::new(());
+
+/// Two hosts, and that nobody else makes any; `None` with a reason where none can be made.
+fn lab() -> Option<(MutexGuard<'static, ()>, Lab)> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: network namespaces need root");
         return None;
     }
-    Some(Lab::scratch(&LabConfig::default()).unwrap())
+    let alone = HOSTS.lock().unwrap_or_else(PoisonError::into_inner);
+    Some((alone, Lab::scratch(&LabConfig::default()).unwrap()))
 }
 
 fn pair(lab: &Lab) -> Pair<'_> {
@@ -45,7 +51,7 @@ const STREAMS: [(&str, MeasureStream); 3] = [
 
 #[test]
 fn every_round_trip_is_measured_or_counted_as_lost() {
-    let Some(lab) = lab() else { return };
+    let Some((_alone, lab)) = lab() else { return };
     for (name, measure) in ROUND_TRIPS {
         for payload in [8, 64, 1472] {
             let sample = measure(
@@ -70,7 +76,7 @@ fn every_round_trip_is_measured_or_counted_as_lost() {
 
 #[test]
 fn a_stream_counts_what_arrives_and_what_is_lost() {
-    let Some(lab) = lab() else { return };
+    let Some((_alone, lab)) = lab() else { return };
     for (name, measure) in STREAMS {
         for payload in [8, 1000] {
             let options = Stream {
@@ -91,7 +97,7 @@ fn a_stream_counts_what_arrives_and_what_is_lost() {
 
 #[test]
 fn a_dead_far_end_is_reported_and_not_waited_for() {
-    let Some(lab) = lab() else { return };
+    let Some((_alone, lab)) = lab() else { return };
     lab.host(1).link(LinkState::Down).unwrap();
     let options = RoundTrips {
         payload: 64,
@@ -107,7 +113,7 @@ fn a_dead_far_end_is_reported_and_not_waited_for() {
 
 #[test]
 fn a_payload_or_batch_that_does_not_fit_is_refused() {
-    let Some(lab) = lab() else { return };
+    let Some((_alone, lab)) = lab() else { return };
     let pair = pair(&lab);
     for payload in [0, 7, 70_000] {
         for (name, measure) in ROUND_TRIPS {
@@ -145,7 +151,7 @@ fn a_payload_or_batch_that_does_not_fit_is_refused() {
 
 #[test]
 fn every_departure_is_measured_in_every_form() {
-    let Some(lab) = lab() else { return };
+    let Some((_alone, lab)) = lab() else { return };
     let run = Run {
         period: Duration::from_millis(1),
         count: 50,
