@@ -55,8 +55,8 @@ demo: setup-build
 	$(CARGO) build --release -p takt-cli -p takt-preload
 	$(SUDO) target/release/takt demo
 
-# The compiler of rust-toolchain.toml, fetched where rustup may not do that by itself.
-ifneq ($(filter-out help,$(MAKECMDGOALS)),)
+# The compiler of rust-toolchain.toml, fetched where rustup may not do that by itself; not for what builds nothing.
+ifneq ($(filter-out help docs-links site cluster-down install uninstall clean,$(MAKECMDGOALS)),)
 ifndef RUSTUP_TOOLCHAIN
 export RUSTUP_TOOLCHAIN := $(shell scripts/toolchain.sh)
 endif

@@ -163,11 +163,11 @@ impl Target {
                 put(44, &(network << 8).to_be_bytes());
             }
         }
-        let words = bytes.as_chunks::<8>().0.iter().map(|word| {
-            let mut eight = [0; 8];
-            eight.copy_from_slice(word);
-            u64::from_ne_bytes(eight)
-        });
+        let words = bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|word| u64::from_ne_bytes(*word));
         let words: Vec<u64> = words.collect();
         let rest = || self.0.iter().zip(&words).skip(1);
         // Nothing but whether it is dead has changed, as a rule.

@@ -313,8 +313,8 @@ fn frames_for_neighbours_are_those_that_they_expect() {
     assert_eq!(ip[..4], [0x45, 0, (length >> 8) as u8, length as u8]);
     assert_eq!(ip[8..10], [64, 17]);
     assert_eq!(ip[12..], [10, 9, 0, 1, 10, 9, 0, 2]);
-    let sum = ip.as_chunks::<2>().0.iter().fold(0_u32, |sum, word| {
-        sum + u32::from(u16::from_be_bytes([word[0], word[1]]))
+    let sum = ip.as_chunks().0.iter().fold(0_u32, |sum, word| {
+        sum + u32::from(u16::from_be_bytes(*word))
     });
     assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "RFC 1071");
     assert_eq!(outer[36..38], 4789_u16.to_be_bytes());

@@ -74,7 +74,6 @@ pub struct Receiver {
     end: u64,
     /// All before it that are not here will never be.
     oldest: u64,
-    pace_ns: i64,
     /// As the sender measured it; 0: not yet.
     round_trip_ns: i64,
     backoff: u32,
@@ -113,7 +112,6 @@ impl Receiver {
             next: ORIGIN,
             end: ORIGIN,
             oldest: ORIGIN,
-            pace_ns: FIRST_PACE_NS,
             round_trip_ns: 0,
             backoff: 0,
             room: None,
@@ -154,7 +152,6 @@ impl Receiver {
         self.end = self.end.max(oldest + u64::from(span));
         if said.round_trip_ns > 0 {
             self.round_trip_ns = said.round_trip_ns;
-            self.pace_ns = (said.round_trip_ns / 4).clamp(LEAST_PACE_NS, MOST_PACE_NS);
         }
         self.stamp = (said.stamp_ns, now_ns);
         self.advance();
@@ -179,7 +176,7 @@ impl Receiver {
         match arrival {
             Arrival::Early => return arrival,
             Arrival::Repeated | Arrival::Beyond => {
-                self.due(now_ns + self.pace_ns);
+                self.due(now_ns + self.pace_ns());
                 return arrival;
             }
             Arrival::Keep => {}
@@ -323,7 +320,7 @@ impl Receiver {
         }
         self.unsaid_ns = None;
         let missing = self.end.min(self.limit()) > self.next;
-        self.due_ns = missing.then(|| now_ns + ((4 * self.pace_ns) << self.backoff));
+        self.due_ns = missing.then(|| now_ns + ((4 * self.pace_ns()) << self.backoff));
         self.backoff = if missing {
             (self.backoff + 1).min(MOST_BACKOFF)
         } else {
@@ -372,7 +369,7 @@ impl Receiver {
 
     fn paced(&self, at_ns: i64) -> i64 {
         self.last_ns
-            .map_or(at_ns, |last| at_ns.max(last + self.pace_ns))
+            .map_or(at_ns, |last| at_ns.max(last + self.pace_ns()))
     }
 
     /// Something came in order: that is acknowledged when it has waited long enough, or nothing more comes.
@@ -381,15 +378,23 @@ impl Receiver {
         self.unsaid_ns = Some((first, now_ns));
     }
 
+    /// The least between two acknowledgements.
+    fn pace_ns(&self) -> i64 {
+        match self.round_trip_ns {
+            0 => FIRST_PACE_NS,
+            ns => (ns / 4).clamp(LEAST_PACE_NS, MOST_PACE_NS),
+        }
+    }
+
     /// How long an acknowledgement of what came in order may wait for more to acknowledge.
     fn patience_ns(&self) -> i64 {
-        (LAZY_NS - 4 * self.pace_ns).max(self.pace_ns)
+        (LAZY_NS - 4 * self.pace_ns()).max(self.pace_ns())
     }
 
     /// How long nothing comes before it is acknowledged after all.
     fn quiet_ns(&self) -> i64 {
         match self.round_trip_ns {
-            0 => self.pace_ns,
+            0 => self.pace_ns(),
             ns => ns.saturating_mul(QUIET).clamp(LEAST_PACE_NS, MOST_PACE_NS),
         }
     }

@@ -1,5 +1,7 @@
 //! The round trip, smoothed as in RFC 6298, section 2.
 
+use crate::receiver::QUIET;
+
 /// Samples above it are refused: no network that a flow is repaired over is so slow.
 const MOST_NS: i64 = 60_000_000_000;
 
@@ -56,11 +58,11 @@ impl RoundTrip {
         self.smoothed
     }
 
-    /// How long after the last message nothing may be heard of it, if the far side acknowledges what it has after `quiet` round
-    /// trips without another message: as in RFC 8985, section 7.2. Never more than the retransmission timeout.
-    pub fn tail(&self, quiet: i64) -> i64 {
+    /// How long after the last message nothing may be heard of it, as the far side acknowledges what it has after [`QUIET`]
+    /// round trips without another message: as in RFC 8985, section 7.2. Never more than the retransmission timeout.
+    pub fn tail(&self) -> i64 {
         let round_trip = self.smoothed.unwrap_or(self.first);
-        let quiet = round_trip.saturating_mul(1 + quiet);
+        let quiet = round_trip.saturating_mul(1 + QUIET);
         quiet
             .saturating_add(4 * self.variation)
             .max(TAIL_NS)

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 
-use crate::receiver::QUIET;
 use crate::rtt::RoundTrip;
 use crate::{
     Acknowledgement, Announce, Config, Full, Hostile, MAX_PEERS, MAX_WINDOW, ORIGIN, Refused, SPAN,
@@ -546,7 +545,7 @@ impl Sender {
             if peer.probe_ns > now_ns {
                 peer.probe_ns = leaves_ns + peer.round_trip.timeout(0);
             }
-            let tail_ns = leaves_ns + peer.round_trip.tail(QUIET);
+            let tail_ns = leaves_ns + peer.round_trip.tail();
             self.begun_ns = self.begun_ns.min(peer.probe_ns).min(tail_ns);
         }
     }
@@ -651,7 +650,7 @@ impl Sender {
         if !peer.greeted || peer.acknowledged >= end || peer.tailed >= end {
             return i64::MAX;
         }
-        self.latest_ns.max(peer.heard_ns) + peer.round_trip.tail(QUIET)
+        self.latest_ns.max(peer.heard_ns) + peer.round_trip.tail()
     }
 
     /// The last message is sent again (RFC 8985, section 7.3): if it was lost, or others before it, that is known a round trip

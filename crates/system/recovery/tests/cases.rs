@@ -805,25 +805,23 @@ fn what_was_sent_again_tells_nothing_about_the_round_trip() {
     let sequence = sender.emit(now, 100).expect("room");
     let due = sender.wake_ns(now).expect("something is owed");
     assert!(matches!(sender.poll(due), Some(Action::Repair(..))));
-    // The second of them came, with the stamp of the first.
-    let here = Acknowledgement {
-        stamp_ns: now,
-        ..said(sequence.wrapping_add(1))
+    // When the message after one that is acknowledged so late is asked after.
+    let mut asks_after = |next, stamp_ns, heard| {
+        let here = Acknowledgement {
+            stamp_ns,
+            ..said(next)
+        };
+        sender.acknowledge(heard, peer, &here).expect("honest");
+        sender.emit(heard, 4000).expect("room");
+        sender.wake_ns(heard).expect("something is owed")
     };
+    // The second of them came, with the stamp of the first.
     let heard = due + 5 * MS;
-    sender.acknowledge(heard, peer, &here).expect("honest");
-    sender.emit(heard, 4000).expect("room");
-    let due = sender.wake_ns(heard).expect("something is owed");
+    let due = asks_after(sequence.wrapping_add(1), now, heard);
     assert!(due < heard + 100 * US, "the round trip was taken for 5 ms");
     // What is newer than that does: it was sent once.
-    let here = Acknowledgement {
-        stamp_ns: heard,
-        ..said(sequence.wrapping_add(2))
-    };
     let later = heard + 5 * MS;
-    sender.acknowledge(later, peer, &here).expect("honest");
-    sender.emit(later, 4000).expect("room");
-    let due = sender.wake_ns(later).expect("something is owed");
+    let due = asks_after(sequence.wrapping_add(2), heard, later);
     assert!(due > later + MS, "the round trip is longer by now");
 }
 

@@ -210,10 +210,10 @@ fn ipv4_header(from: Ipv4Addr, to: Ipv4Addr, total_length: u16) -> [u8; 20] {
     header[12..16].copy_from_slice(&from.octets());
     header[16..20].copy_from_slice(&to.octets());
     let sum: u32 = header
-        .as_chunks::<2>()
+        .as_chunks()
         .0
         .iter()
-        .map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])))
+        .map(|word| u32::from(u16::from_be_bytes(*word)))
         .sum();
     let folded = (sum & 0xffff) + (sum >> 16);
     let folded = (folded & 0xffff) + (folded >> 16);

@@ -111,10 +111,7 @@ pub fn watch(
     limit: Option<Duration>,
     stop: &Arc<AtomicBool>,
 ) -> Result<Watched, WatchError> {
-    let windows = online_cpus()?
-        .into_iter()
-        .map(|cpu| Window::of_what_is_started(cpu).map_err(WatchError::Open))
-        .collect::<Result<Vec<_>, _>>()?;
+    let windows = on_every_cpu(Window::of_what_is_started, WatchError::Open)?;
     let mut records = Records::default();
     let begun = Instant::now();
     let mut child = Command::new(&command[0])
@@ -170,10 +167,7 @@ pub fn follow(
         .iter()
         .map(|&process| hold(process))
         .collect::<Result<Vec<_>, _>>()?;
-    let windows = online_cpus()?
-        .into_iter()
-        .map(|cpu| Window::of_all(cpu).map_err(WatchError::OpenAll))
-        .collect::<Result<Vec<_>, _>>()?;
+    let windows = on_every_cpu(Window::of_all, WatchError::OpenAll)?;
     // After the events: what begins from here on is in the records.
     let only = with_descendants(processes);
     let mut records = Records {
@@ -320,6 +314,15 @@ impl Window {
             _counter: counter,
         })
     }
+}
+
+/// A window on each CPU.
+fn on_every_cpu(
+    open: fn(u32) -> io::Result<Window>,
+    refused: fn(io::Error) -> WatchError,
+) -> Result<Vec<Window>, WatchError> {
+    let cpus = online_cpus()?.into_iter();
+    cpus.map(|cpu| open(cpu).map_err(refused)).collect()
 }
 
 /// The CPUs that are online: a program may run on any of them.
