@@ -169,9 +169,9 @@ test-guests: setup
 	$(SUDO) env TAKT_GUEST_IMAGE=$(CURDIR)/target/guests $(CARGO) test -p takt-ingress --test programs qemu:: -- --ignored --test-threads 1
 
 # What the pods of a cluster are given.
-FOR_PODS := -p taktd -p takt-preload -p takt-cli -p takt-capi -p takt-embedded
+for_pods = $(CARGO) build -p taktd -p takt-preload -p takt-cli -p takt-capi -p takt-embedded && PROFILE=dev BUILD=target/debug scripts/preload.sh
 test-cluster: setup
-	$(CARGO) build $(FOR_PODS)
+	$(for_pods)
 	$(SUDO) $(MAKE) -C kubernetes test-cluster
 
 # Go is all that these need beforehand.
@@ -188,7 +188,7 @@ bench:
 	done
 
 bench-kubernetes: setup
-	$(CARGO) build $(FOR_PODS)
+	$(for_pods)
 	$(SUDO) $(MAKE) -C kubernetes bench-cluster bench-allocation bench-ray bench-isochronous
 
 # PREFIX, DESTDIR, SYSCONFDIR, BINDIR, LIBDIR, INCLUDEDIR, UNITDIR, MANDIR: see scripts/install.sh. Neither builds nor fetches:

@@ -24,6 +24,7 @@ const (
 	annotationInterface = "takt.dev/interface"
 	annotationPath      = "takt.dev/path"
 	annotationClass     = "takt.dev/class"
+	annotationOthers    = "takt.dev/other-traffic"
 )
 
 // Where a container finds its runtime.
@@ -292,13 +293,15 @@ type wish struct {
 	required bool
 	// class of all packets that are taken at a veth; empty: by their DSCP.
 	class string
+	// all: what has no launch time is the runtime's as well, as far as its network goes.
+	all bool
 }
 
 // veth says whether launch times are to be taken at the pod's veths.
 func (w wish) veth() bool { return w.path == PathVeth || w.path == PathBoth }
 
 // strict says that no container of the pod may run while they are not.
-func (w wish) strict() bool { return w.required || w.asked }
+func (w wish) strict() bool { return w.required || w.asked || w.all }
 
 // wishes are what a pod's annotations say for a container.
 func (n *Node) wishes(annotations map[string]string, container string) (wish, error) {
@@ -346,6 +349,16 @@ func (n *Node) wishes(annotations map[string]string, container string) (wish, er
 	}
 	if w.class = annotations[annotationClass]; w.class != "" && (len(w.class) != 1 || w.class < "0" || w.class > "7") {
 		return wish{}, refuse(codeAnnotation, "%s is %q: write a traffic class from 0 to 7", annotationClass, w.class)
+	}
+	switch value := annotations[annotationOthers]; value {
+	case "", "kernel":
+	case "runtime":
+		if !w.veth() {
+			return wish{}, refuse(codeAnnotation, "%s is %q, which is taken at the veth, and launch times of this pod are not: write %s: %q or %q", annotationOthers, value, annotationPath, PathVeth, PathBoth)
+		}
+		w.all = true
+	default:
+		return wish{}, refuse(codeAnnotation, "%s is %q: write \"kernel\" or \"runtime\"", annotationOthers, value)
 	}
 	return w, nil
 }

@@ -53,6 +53,8 @@ type vethWish struct {
 	Required  bool   `json:"required"`
 	// Class is a number, or empty: that of each packet's DSCP.
 	Class string `json:"class,omitempty"`
+	// All: what has no launch time is taken as well.
+	All bool `json:"all,omitempty"`
 }
 
 // arguments are those of takt.
@@ -63,6 +65,9 @@ func (w vethWish) arguments() []string {
 	}
 	if w.Class != "" {
 		arguments = append(arguments, "--class", w.Class)
+	}
+	if w.All {
+		arguments = append(arguments, "--all")
 	}
 	return arguments
 }
@@ -595,7 +600,7 @@ func (n *Node) takeAtVeths(ctx context.Context, sandbox *api.PodSandbox, wish wi
 		directory := filepath.Join(n.config.Network.Sockets, sandbox.GetId(), ifName)
 		wanted := vethWish{
 			Namespace: sandbox.GetNamespace(), Pod: sandbox.GetName(), UID: sandbox.GetUid(), Interface: ifName,
-			Socket: filepath.Join(directory, cni.SocketName), Required: wish.required, Class: wish.class,
+			Socket: filepath.Join(directory, cni.SocketName), Required: wish.required, Class: wish.class, All: wish.all,
 		}
 		var err error
 		if wanted.Device, err = cni.Device(directory); err == nil && wanted.Device == "" {

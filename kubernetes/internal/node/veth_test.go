@@ -138,6 +138,10 @@ func TestLaunchTimesAreTakenAtTheVethOfATimeSensitivePod(t *testing.T) {
 		"required of another": {more: []string{"takt.dev/preload.other", "required"}, started: " --socket SOCKET --required", preloaded: true},
 		"required, no veth":   {more: []string{"takt.dev/preload", "required", "takt.dev/path", "preload"}, preloaded: true},
 		"with a class":        {more: []string{"takt.dev/class", "5"}, started: " --socket SOCKET --class 5", preloaded: true},
+		"with other traffic":  {more: []string{"takt.dev/other-traffic", "runtime"}, started: " --socket SOCKET --all", preloaded: true},
+		"without it":          {more: []string{"takt.dev/other-traffic", "kernel"}, started: " --socket SOCKET", preloaded: true},
+		"of it by no veth":    {more: []string{"takt.dev/other-traffic", "runtime", "takt.dev/path", "preload"}, refused: codeAnnotation},
+		"of it somewhere":     {more: []string{"takt.dev/other-traffic", "both"}, refused: codeAnnotation},
 		"by another word":     {more: []string{"takt.dev/path", "bridge"}, refused: codeAnnotation},
 		"of no class":         {more: []string{"takt.dev/class", "8"}, refused: codeAnnotation},
 	} {

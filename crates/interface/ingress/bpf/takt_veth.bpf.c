@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * At the ingress of the host's end of a pod's veth: takes packets that have a launch time out of the kernel's path and hands
- * them to user space with it, see docs/decisions/0013. The pod can neither see nor remove these programs, but for
+ * them to user space with it, see docs/decisions/0013; and those that have none, if that is wanted. The pod can neither see nor remove these programs, but for
  * the one at its own end.
  *
  * Not a parser of record: user space and the lane check every frame again.
@@ -27,7 +27,9 @@
 /* Ethernet header; the first octets of IPv4 and IPv6. */
 #define LINK_HEADER 14
 #define IPV4_PROTOCOL (LINK_HEADER + 9)
+#define IPV4_DESTINATION (LINK_HEADER + 16)
 #define IPV6_NEXT_HEADER (LINK_HEADER + 6)
+#define IPV6_DESTINATION (LINK_HEADER + 24)
 #define IPV6_HEADER 40
 #define MOST_EXTENSIONS 8
 
@@ -54,12 +56,27 @@ enum counter {
 	SEGMENTED,
 	TOO_LONG,
 	RING_FULL,
+	/* Without a launch time, and taken as well. */
+	OTHER_TAKEN,
+	/* The same, to be taken, and passed: segmented, tagged or too long. */
+	OTHER_PASSED,
+	/* The same, and dropped: the ring of those is full. */
+	OTHER_FULL,
 	COUNTERS,
+};
+
+/* Where a packet goes. */
+struct towards {
+	__u8 station[6];
+	/* So that the structure has no holes. */
+	__u8 zero[2];
+	/* An IPv4 address is in the first four octets. */
+	__u8 receiver[16];
 };
 
 /* What user space gets of a packet. */
 struct record {
-	/* By `clock`, nanoseconds. */
+	/* By `clock`, nanoseconds; without a launch time both are 0. */
 	__u64 launch;
 	/* Of the frame. */
 	__u32 length;
@@ -72,6 +89,20 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
 } takt_ring SEC(".maps");
+
+/* Those without a launch time, which wait for nobody's sake there. User space sets the size. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 12);
+} takt_others SEC(".maps");
+
+/* Where the runtime does not send what has no launch time: from user space. Something went there: 1. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct towards);
+	__type(value, __u8);
+} takt_elsewhere SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -163,15 +194,16 @@ static __always_inline bool has_launch_time(struct __sk_buff *skb)
 }
 
 /* Hands a packet over in a record with room for so many octets, a constant. */
-static __always_inline enum counter hand_over(struct __sk_buff *skb, const __u32 room)
+static __always_inline enum counter hand_over(struct __sk_buff *skb, void *ring, const __u32 room)
 {
-	struct record *record = bpf_ringbuf_reserve(&takt_ring, sizeof(*record) + room, 0);
+	struct record *record = bpf_ringbuf_reserve(ring, sizeof(*record) + room, 0);
+	bool timed = ring == &takt_ring;
 	__u64 length = skb->len;
 
 	if (!record)
 		return RING_FULL;
-	record->launch = skb->tstamp;
-	record->clock = skb->tstamp_type;
+	record->launch = timed ? skb->tstamp : 0;
+	record->clock = timed ? skb->tstamp_type : CLOCK_OF_ARRIVAL;
 	record->length = length;
 	if (length > room)
 		goto discard;
@@ -186,29 +218,86 @@ discard:
 	return TOO_LONG;
 }
 
-/* Takes what has a launch time. */
+/* Whether what has no launch time is taken as well. */
+volatile const __u32 takt_all;
+
+/* Whether a packet without a launch time may be the runtime's: IP to one station, which is not known to be elsewhere. */
+static __always_inline bool may_be_ours(struct __sk_buff *skb)
+{
+	struct towards towards = {};
+	__u8 next = 0, *used;
+
+	if (bpf_skb_load_bytes(skb, 0, towards.station, sizeof(towards.station)) || towards.station[0] & 1)
+		return false;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes(skb, IPV4_DESTINATION, towards.receiver, 4))
+			return false;
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		if (bpf_skb_load_bytes(skb, IPV6_DESTINATION, towards.receiver, 16) ||
+		    bpf_skb_load_bytes(skb, IPV6_NEXT_HEADER, &next, 1))
+			return false;
+		/* Neighbour discovery and extension headers are the kernel's. */
+		if (next != IPPROTO_TCP && next != IPPROTO_UDP)
+			return false;
+	} else {
+		return false;
+	}
+	used = bpf_map_lookup_elem(&takt_elsewhere, &towards);
+	if (used)
+		*used = 1;
+	return !used;
+}
+
+/* Hands over by a ring, or says why not. */
+static __always_inline enum counter take(struct __sk_buff *skb, void *ring)
+{
+	if (skb->vlan_present || skb->protocol == bpf_htons(ETH_P_8021Q) ||
+	    skb->protocol == bpf_htons(ETH_P_8021AD))
+		return TAGGED;
+	if (skb->gso_size)
+		return SEGMENTED;
+	if (skb->len <= SMALL)
+		return hand_over(skb, ring, SMALL);
+	if (skb->len <= USUAL)
+		return hand_over(skb, ring, USUAL);
+	return hand_over(skb, ring, LARGE);
+}
+
+/* The mark of what is given back without ever having had a launch time, by which it is not taken again. None from the pod's own
+ * namespace comes across its veth. */
+#define RETURNED 0x74616b74
+
+/* Takes what has a launch time, and what has none if that is wanted. */
 SEC("classifier")
 int takt_take(struct __sk_buff *skb)
 {
 	enum counter result;
 
-	if (!has_launch_time(skb)) {
+	if (takt_all && skb->mark == RETURNED) {
+		skb->mark = 0;
+		return TCX_NEXT;
+	}
+	if (has_launch_time(skb)) {
+		result = take(skb, &takt_ring);
+		count(&takt_counters, result);
+		return result == TAKEN ? TCX_DROP : TCX_NEXT;
+	}
+	if (!takt_all || !may_be_ours(skb)) {
 		count(&takt_counters, UNTIMED);
 		return TCX_NEXT;
 	}
-	if (skb->vlan_present || skb->protocol == bpf_htons(ETH_P_8021Q) ||
-	    skb->protocol == bpf_htons(ETH_P_8021AD))
-		result = TAGGED;
-	else if (skb->gso_size)
-		result = SEGMENTED;
-	else if (skb->len <= SMALL)
-		result = hand_over(skb, SMALL);
-	else if (skb->len <= USUAL)
-		result = hand_over(skb, USUAL);
-	else
-		result = hand_over(skb, LARGE);
-	count(&takt_counters, result);
-	return result == TAKEN ? TCX_DROP : TCX_NEXT;
+	switch (take(skb, &takt_others)) {
+	case TAKEN:
+		count(&takt_counters, OTHER_TAKEN);
+		return TCX_DROP;
+	case RING_FULL:
+		/* As any full queue of a link does: past it, it would be beside the schedule. */
+		count(&takt_counters, OTHER_FULL);
+		return TCX_DROP;
+	default:
+		count(&takt_counters, OTHER_PASSED);
+		return TCX_NEXT;
+	}
 }
 
 /* Lets nothing with a launch time pass. Behind the other one, and there without it. */
@@ -251,6 +340,14 @@ volatile const __u32 takt_device;
 SEC("classifier")
 int takt_return(struct __sk_buff *skb)
 {
+	return bpf_clone_redirect(skb, takt_device, BPF_F_INGRESS);
+}
+
+/* The same of a frame that had no launch time, while those are taken. */
+SEC("classifier")
+int takt_return_other(struct __sk_buff *skb)
+{
+	skb->mark = RETURNED;
 	return bpf_clone_redirect(skb, takt_device, BPF_F_INGRESS);
 }
 

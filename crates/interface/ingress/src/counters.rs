@@ -1,17 +1,24 @@
 //! What is counted of a pod's packets: by the programs, and by the process behind them.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use takt::Outcome;
 use takt::unserved;
 
 /// Names of what the program that takes counts, in the order of `enum counter` of `bpf/takt_veth.bpf.c`.
-pub(crate) const PROGRAM_COUNTERS: [&str; 6] = [
+pub(crate) const PROGRAM_COUNTERS: [&str; 9] = [
     "taken",
     "untimed",
     "vlan-tag",
     "segmented",
     "too-long",
     "no-room",
+    "other-taken",
+    "other-passed",
+    "other-dropped",
 ];
+/// Where those of them begin that are of what has no launch time and is taken as well.
+pub(crate) const OTHERS: usize = 6;
 /// Where in them is what has a launch time and was passed on, with the reason that the runtime is told
 /// ([`unserved::NAMES`]).
 pub(crate) const PASSED: [(usize, &str); 4] = [
@@ -23,6 +30,17 @@ pub(crate) const PASSED: [(usize, &str); 4] = [
 
 /// Names of what the program at the pod's end counts, in the order of `enum realtime` there.
 pub(crate) const REALTIME_COUNTERS: [&str; 2] = ["realtime", "realtime-not-ip"];
+
+/// Names of what the process counts of frames without a launch time, in the order of its map, where they are behind
+/// [`READER_COUNTERS`].
+pub(crate) const OTHER_COUNTERS: [&str; 4] = [
+    "other-sent",
+    "other-refused",
+    "other-lost",
+    "other-returned",
+];
+/// The place in the map, behind both, that says whether those are taken.
+pub(crate) const TAKES_OTHERS: usize = READER_COUNTERS.len() + OTHER_COUNTERS.len();
 
 /// Names of what the process counts, in the order of its map.
 pub(crate) const READER_COUNTERS: [&str; 12] = [
@@ -113,6 +131,45 @@ impl Counters {
     /// It has been told.
     pub(crate) fn told(&mut self, all: unserved::Counts) {
         self.told = all;
+    }
+}
+
+/// What the process counts of frames without a launch time.
+#[derive(Debug, Default)]
+pub(crate) struct OtherCounters([AtomicU64; OTHER_COUNTERS.len()]);
+
+impl OtherCounters {
+    fn count(&self, at: usize) {
+        self.0[at].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What became of a frame that the runtime was given.
+    pub(crate) fn outcome(&self, outcome: Outcome) {
+        match outcome {
+            Outcome::Sent | Outcome::Late => self.count(0),
+            Outcome::NotScheduled | Outcome::Refused => self.count(1),
+            Outcome::Unreachable
+            | Outcome::NoSink
+            | Outcome::Undelivered
+            | Outcome::Lost
+            | Outcome::Unknown => self.lost(),
+            Outcome::Pending => {}
+        }
+    }
+
+    /// A frame that went nowhere.
+    pub(crate) fn lost(&self) {
+        self.count(2);
+    }
+
+    /// One that went the kernel's way after all.
+    pub(crate) fn returned(&self) {
+        self.count(3);
+    }
+
+    /// In the order of [`OTHER_COUNTERS`].
+    pub(crate) fn all(&self) -> [u64; OTHER_COUNTERS.len()] {
+        std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed))
     }
 }
 

@@ -1,15 +1,18 @@
-//! From the ring to the runtime: one thread, frame by frame, in the order in which the pod has sent them.
+//! From the ring to the runtime: one thread, frame by frame, in the order in which the pod has sent them. What has no launch time
+//! is another one's (`others`).
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::time::{ClockId, DynamicClockId, clock_gettime, clock_gettime_dynamic};
 use takt::{FrameOptions, TaiTime};
 
-use crate::counters::{Counters, Unserved};
+use crate::counters::{Counters, OtherCounters, Unserved};
 use crate::error::Error;
+use crate::others::Others;
 use crate::programs::{Attached, Device};
 use crate::record::{LaunchClock, Record, Towards, complete_checksum};
 use crate::runtime::{DEPTH, Emitted, ROOM, Runtime, TICK};
@@ -22,7 +25,20 @@ pub struct Attachment {
     counters: Counters,
     required: bool,
     class: ClassFrom,
+    /// What takes packets without a launch time, until it is started; and what it counts.
+    others: Option<Others>,
+    other_counters: Option<Arc<OtherCounters>>,
     next_tick: Instant,
+}
+
+/// Ends what takes packets without a launch time when it is dropped.
+struct Ending(OwnedFd);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // The first write to an eventfd does not fail.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
 }
 
 impl Attachment {
@@ -34,10 +50,17 @@ impl Attachment {
     pub fn new(options: &Options) -> Result<Self, Error> {
         let device = Device::find(&options.device)?;
         let name = format!("takt veth {}", device.name);
-        let runtime = Runtime::open(name, options.socket.as_deref())?;
-        let programs = Attached::new(device, options.required)?;
+        let socket = options.socket.as_deref();
+        let runtime = Runtime::open(name.clone(), socket)?;
+        let mut programs = Attached::new(device, options.required, options.all)?;
+        let maps = programs.take_others();
+        let others = maps
+            .map(|maps| Others::new(format!("{name} all"), socket, maps, programs.returner()))
+            .transpose()?;
         Ok(Self {
             programs,
+            other_counters: others.as_ref().map(Others::counters),
+            others,
             runtime,
             counters: Counters::default(),
             required: options.required,
@@ -57,12 +80,34 @@ impl Attachment {
     /// # Errors
     /// [`Error::Detached`] when the device has gone or somebody has taken the program away; the kernel's.
     pub fn run(mut self, stop: impl AsFd) -> Result<(), Error> {
+        let Some(others) = self.others.take() else {
+            return self.run_until(stop, None);
+        };
+        let flags = rustix::event::EventfdFlags::CLOEXEC;
+        let eventfd = || rustix::event::eventfd(0, flags).map_err(io::Error::from);
+        let end = eventfd().map_err(Error::system("create an eventfd"))?;
+        let ending = end
+            .try_clone()
+            .map_err(Error::system("copy a descriptor"))?;
+        std::thread::scope(|scope| {
+            let ending = Some(Ending(ending));
+            std::thread::Builder::new()
+                .name("takt-others".to_owned())
+                .spawn_scoped(scope, || others.run(end))
+                .map_err(Error::system("start a thread"))?;
+            self.run_until(stop, ending)
+        })
+    }
+
+    /// Drops `ending` when no more is taken.
+    fn run_until(&mut self, stop: impl AsFd, mut ending: Option<Ending>) -> Result<(), Error> {
         let stop = stop.as_fd();
         let mut frame = Vec::new();
         loop {
             let stopped = readable(stop, Duration::ZERO)?;
             if stopped {
                 self.programs.detach();
+                drop(ending.take());
             }
             let ahead = monotonic_behind_tai();
             let mut emptied = false;
@@ -78,16 +123,16 @@ impl Attachment {
                 };
                 frame.clear();
                 frame.extend_from_slice(record.frame);
-                let launch = match record.clock {
-                    LaunchClock::Tai => tai(record.launch, 0),
-                    LaunchClock::Monotonic => tai(record.launch, ahead),
-                };
+                let launch = record.launch.map(|(clock, launch)| match clock {
+                    LaunchClock::Tai => tai(launch, 0),
+                    LaunchClock::Monotonic => tai(launch, ahead),
+                });
                 // Its room is free from here on.
                 drop(item);
                 complete_checksum(&mut frame);
                 self.forward(&frame, launch, stop)?;
             }
-            self.runtime.settle(&mut self.counters);
+            self.settle();
             if stopped && emptied {
                 self.report();
                 return Ok(());
@@ -116,12 +161,17 @@ impl Attachment {
     }
 
     /// Gives a frame to the runtime, or does with it what is to be done with those that it does not send.
-    fn forward(&mut self, frame: &[u8], launch: TaiTime, stop: impl AsFd) -> Result<(), Error> {
+    fn forward(
+        &mut self,
+        frame: &[u8],
+        launch: Option<TaiTime>,
+        stop: impl AsFd,
+    ) -> Result<(), Error> {
         let unserved = match self.runtime.admit(frame) {
             Ok((towards, class)) => {
                 let options = FrameOptions {
                     class: self.class.of(class),
-                    launch: Some(launch),
+                    launch,
                     deadline: false,
                 };
                 match self.emit(frame, &options, towards, stop)? {
@@ -132,7 +182,7 @@ impl Attachment {
             Err(unserved) => unserved,
         };
         self.counters.unserved(unserved);
-        if !self.required && self.programs.give_back(frame) {
+        if !self.required && self.programs.returner().give_back(frame) {
             self.counters.given_back();
         }
         Ok(())
@@ -156,7 +206,7 @@ impl Attachment {
             if readable(&stop, ROOM)? {
                 return Ok(Err(Unserved::Runtime));
             }
-            self.runtime.settle(&mut self.counters);
+            self.settle();
             self.tick()?;
         }
     }
@@ -171,9 +221,21 @@ impl Attachment {
         self.programs.check()
     }
 
+    /// Counts what became of frames.
+    fn settle(&mut self) {
+        let Self {
+            runtime, counters, ..
+        } = self;
+        runtime.settle(|outcome| counters.outcome(outcome));
+    }
+
     /// Tells others what has been counted.
     fn report(&mut self) {
-        self.programs.tell(self.counters.all());
+        let others = self.other_counters.as_ref();
+        let counts = others.map(|counters| counters.all()).unwrap_or_default();
+        let takes = u64::from(others.is_some());
+        let all = self.counters.all().iter();
+        self.programs.tell(all.chain(&counts).chain([&takes]));
         self.runtime
             .tell(&mut self.counters, &self.programs.counted());
     }
@@ -189,7 +251,7 @@ fn readable(fd: impl AsFd, patience: Duration) -> Result<bool, Error> {
     }
 }
 
-fn timespec(duration: Duration) -> Timespec {
+pub(crate) fn timespec(duration: Duration) -> Timespec {
     Timespec {
         tv_sec: duration.as_secs() as i64,
         tv_nsec: duration.subsec_nanos().into(),

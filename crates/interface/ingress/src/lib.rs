@@ -3,7 +3,8 @@
 //!
 //! The kernel keeps the time of `SO_TXTIME` with a packet across a veth (`skb->tstamp`, with its clock). An eBPF program there
 //! takes packets that have one out of the kernel's path and hands them over a ring; [`Attachment::run`] gives them to the node's
-//! runtime as frames of the pod's listener, whose policy counts. All else passes untouched. The measurements behind that
+//! runtime as frames of the pod's listener, whose policy counts. All else passes untouched, unless that is to be inside the
+//! schedule as well ([`Options::all`]). The measurements behind that
 //! are in `docs/decisions/0013`, what holds for users is in `docs/reference/veth.md`.
 //!
 //! | module | subject |
@@ -13,6 +14,7 @@
 //! | `programs` | loading and attaching the programs of `bpf/` |
 //! | [`record`] | what the ring holds: pure |
 //! | `forward` | from the ring to the runtime |
+//! | `others` | the same for what has no launch time |
 //! | `counters` | what is counted, by name |
 //!
 //! Not here: scheduling, and what may leave. That is the lane's, which trusts us no more than any application.
@@ -21,6 +23,7 @@ mod counters;
 mod error;
 mod forward;
 pub mod guest;
+mod others;
 mod programs;
 #[doc(hidden)] // for fuzz targets
 pub mod record;
@@ -82,6 +85,9 @@ pub struct Options {
     pub required: bool,
     /// Their class.
     pub class: ClassFrom,
+    /// Take what has no launch time as well, if it goes to one station that the runtime reaches: it is sent in class 0, at once as far
+    /// as the schedule of the link lets it.
+    pub all: bool,
 }
 
 /// What is at a device.
@@ -91,6 +97,8 @@ pub struct Status {
     pub taking: bool,
     /// Whether packets with a launch time that are not taken are dropped.
     pub required: bool,
+    /// Whether what has no launch time is taken as well.
+    pub all: bool,
     /// Packets by what became of them, in a fixed order; none if nothing is there.
     pub counters: Vec<(&'static str, u64)>,
 }
@@ -102,18 +110,25 @@ pub struct Status {
 pub fn status(device: &str) -> Result<Status, Error> {
     let seen = programs::look(&programs::Device::find(device)?)?;
     let mut named = Vec::new();
+    let mut all = false;
     if let Some((program, reader)) = &seen.taking {
-        named.extend(
-            counters::PROGRAM_COUNTERS
-                .into_iter()
-                .zip(program.iter().copied()),
-        );
+        let of_program = counters::PROGRAM_COUNTERS.into_iter();
+        named.extend(of_program.zip(program.iter().copied()));
+        let others = named.split_off(counters::OTHERS.min(named.len()));
         // A reason may have been the program's or the process's.
         for (name, count) in counters::READER_COUNTERS.into_iter().zip(reader) {
             match named.iter_mut().find(|(other, _)| *other == name) {
                 Some((_, sum)) => *sum += count,
                 None => named.push((name, *count)),
             }
+        }
+        all = reader
+            .get(counters::TAKES_OTHERS)
+            .is_some_and(|is| *is != 0);
+        if all {
+            named.extend(others);
+            let reader = reader.iter().skip(counters::READER_COUNTERS.len()).copied();
+            named.extend(counters::OTHER_COUNTERS.into_iter().zip(reader));
         }
     }
     if let Some(counts) = seen.realtimes {
@@ -123,6 +138,7 @@ pub fn status(device: &str) -> Result<Status, Error> {
     Ok(Status {
         taking: seen.taking.is_some(),
         required: seen.guarded.is_some(),
+        all,
         counters: named,
     })
 }

@@ -5,8 +5,9 @@
 //! the other end, in the pod, where times by `CLOCK_REALTIME` still are: it makes them times by `CLOCK_TAI`, and stays where the guard does.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use aya::maps::{Array, Map, MapData, MapInfo, PerCpuArray, RingBuf};
+use aya::maps::{Array, HashMap, Map, MapData, MapInfo, PerCpuArray, RingBuf};
 use aya::programs::links::LinkOrder;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, TestRun, TestRunOptions};
@@ -23,6 +24,7 @@ const TAKE: &str = "takt_take";
 const GUARD: &str = "takt_guard";
 const REALTIME: &str = "takt_realtime";
 const RETURN: &str = "takt_return";
+const RETURN_OTHER: &str = "takt_return_other";
 const PROBE: &str = "takt_probe";
 const RING: &str = "takt_ring";
 const COUNTERS: &str = "takt_counters";
@@ -30,9 +32,15 @@ const GUARDED: &str = "takt_guarded";
 const READER: &str = "takt_reader";
 const AHEAD: &str = "takt_ahead";
 const REALTIMES: &str = "takt_realtimes";
+const OTHERS: &str = "takt_others";
+const ELSEWHERE: &str = "takt_elsewhere";
 
 /// Bytes of the ring: some thousand packets of a usual MTU, twenty thousand short ones.
 const RING_BYTES: u32 = 4 << 20;
+/// The same of what has no launch time: a queue that it would not outgrow at a switch either, 500 packets of a usual MTU.
+const OTHERS_BYTES: u32 = 1 << 20;
+/// Where nothing of that is taken, the least that a ring can have.
+const NO_OTHERS: u32 = 4 << 10;
 
 /// A device, by the name and number that it has had from the beginning.
 #[derive(Clone, Debug)]
@@ -201,12 +209,106 @@ fn realtime_behind_tai() -> u64 {
     u64::try_from(ahead).unwrap_or(0)
 }
 
+/// What holds packets without a launch time.
+pub(crate) struct OtherMaps {
+    pub(crate) ring: RingBuf<MapData>,
+    /// Destinations of which nothing is taken.
+    pub(crate) elsewhere: HashMap<MapData, [u8; 24], u8>,
+}
+
+impl OtherMaps {
+    fn of(ebpf: &mut Ebpf) -> Result<Self, Error> {
+        Ok(Self {
+            ring: map(ebpf, OTHERS)?
+                .try_into()
+                .map_err(Error::load("map the ring"))?,
+            elsewhere: map(ebpf, ELSEWHERE)?
+                .try_into()
+                .map_err(Error::load("open the destinations"))?,
+        })
+    }
+}
+
+/// Keeps the pod's kernel from giving its veth packets of several segments, which would be too long for a frame.
+struct Unsegmented {
+    pod: Pod,
+    /// What it had before.
+    before: u32,
+}
+
+impl Unsegmented {
+    fn new(device: &Device) -> Result<Self, Error> {
+        let pod = Pod::find(device)?;
+        let before = pod.inside(|device| {
+            let before = sys::gso_segments(device.index).map_err(Error::system(
+                "ask how packets are segmented at the pod's end",
+            ))?;
+            sys::set_gso_segments(device.index, 1)
+                .map_err(Error::system("have packets segmented at the pod's end"))?;
+            Ok(before)
+        })?;
+        Ok(Self { pod, before })
+    }
+}
+
+impl Drop for Unsegmented {
+    fn drop(&mut self) {
+        // An attachment that was killed has left it as we do.
+        let before = if self.before == 1 {
+            sys::GSO_SEGMENTS
+        } else {
+            self.before
+        };
+        // The pod may be gone.
+        let _ = self.pod.inside(|device| {
+            let _ = sys::set_gso_segments(device.index, before);
+            Ok(())
+        });
+    }
+}
+
+/// The programs as those have them who give frames back.
+#[derive(Clone)]
+pub(crate) struct Returner(Arc<Mutex<Ebpf>>);
+
+impl Returner {
+    fn ebpf(&self) -> MutexGuard<'_, Ebpf> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a frame go on as if the device had just received it, without a launch time. Whether the kernel has it.
+    pub(crate) fn give_back(&self, frame: &[u8]) -> bool {
+        self.run(RETURN, frame)
+    }
+
+    /// The same of one that had none, and would be taken again.
+    pub(crate) fn give_back_other(&self, frame: &[u8]) -> bool {
+        self.run(RETURN_OTHER, frame)
+    }
+
+    fn run(&self, name: &str, frame: &[u8]) -> bool {
+        let ebpf = self.ebpf();
+        let program = ebpf.program(name);
+        let Some(Ok(program)) = program.map(<&SchedClassifier>::try_from) else {
+            return false;
+        };
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(frame);
+        program
+            .test_run(options)
+            .is_ok_and(|result| result.return_value == 0)
+    }
+}
+
 /// The programs, attached. The one that takes is detached when this is dropped, the guard is not.
 pub(crate) struct Attached {
     device: Device,
     /// Keeps the program that takes attached, and has the one that returns.
-    ebpf: Ebpf,
+    ebpf: Returner,
     ring: RingBuf<MapData>,
+    /// Until somebody takes them.
+    others: Option<OtherMaps>,
+    _unsegmented: Option<Unsegmented>,
     /// What this process tells others.
     reader: Array<MapData, u64>,
     counters: PerCpuArray<MapData, u64>,
@@ -217,11 +319,13 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
-    /// Attaches; `required`: with the guard.
-    pub(crate) fn new(device: Device, required: bool) -> Result<Self, Error> {
+    /// Attaches; `required`: with the guard; `all`: what has no launch time is taken too.
+    pub(crate) fn new(device: Device, required: bool, all: bool) -> Result<Self, Error> {
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .map_max_entries(RING, RING_BYTES)
+            .map_max_entries(OTHERS, if all { OTHERS_BYTES } else { NO_OTHERS })
+            .override_global("takt_all", &u32::from(all), true)
             .override_global("takt_device", &device.index, true)
             .override_global("takt_required", &u32::from(required), true)
             .load(OBJECT)
@@ -236,6 +340,9 @@ impl Attached {
             return Err(Error::Guarded(device.name));
         }
         program(&mut ebpf, RETURN)?;
+        if all {
+            program(&mut ebpf, RETURN_OTHER)?;
+        }
         if required && !guarded {
             let guard = program(&mut ebpf, GUARD)?;
             let descriptor = guard.fd().map_err(Error::load("load the guard"))?;
@@ -246,6 +353,7 @@ impl Attached {
             Err(error) if required => return Err(error),
             realtime => realtime,
         };
+        let unsegmented = all.then(|| Unsegmented::new(&device)).transpose()?;
         let reader = match map(&mut ebpf, READER)? {
             Map::Array(reader) => reader,
             _ => return Err(missing(READER)),
@@ -281,8 +389,10 @@ impl Attached {
             counters: map(&mut ebpf, COUNTERS)?
                 .try_into()
                 .map_err(Error::load("open the counters"))?,
+            others: all.then(|| OtherMaps::of(&mut ebpf)).transpose()?,
+            _unsegmented: unsegmented,
             device,
-            ebpf,
+            ebpf: Returner(Arc::new(Mutex::new(ebpf))),
             id,
             realtime,
         })
@@ -300,7 +410,8 @@ impl Attached {
 
     /// Takes no more; what is in the ring stays there.
     pub(crate) fn detach(&mut self) {
-        let take = self.ebpf.program_mut(TAKE);
+        let mut ebpf = self.ebpf.ebpf();
+        let take = ebpf.program_mut(TAKE);
         if let Some(Ok(take)) = take.map(<&mut SchedClassifier>::try_from) {
             // Goes with its links. If it is not there any more, the better.
             let _ = take.unload();
@@ -324,17 +435,14 @@ impl Attached {
         }
     }
 
-    /// Lets a frame go on as if the device had just received it, without a launch time. Whether the kernel has it.
-    pub(crate) fn give_back(&self, frame: &[u8]) -> bool {
-        let program = self.ebpf.program(RETURN);
-        let Some(Ok(program)) = program.map(<&SchedClassifier>::try_from) else {
-            return false;
-        };
-        let mut options = TestRunOptions::new();
-        options.data_in = Some(frame);
-        program
-            .test_run(options)
-            .is_ok_and(|result| result.return_value == 0)
+    /// What gives frames back.
+    pub(crate) fn returner(&self) -> Returner {
+        self.ebpf.clone()
+    }
+
+    /// What holds packets without a launch time, once, if they are taken.
+    pub(crate) fn take_others(&mut self) -> Option<OtherMaps> {
+        self.others.take()
     }
 
     /// What the program that takes has counted, in the order of [`PROGRAM_COUNTERS`](crate::counters::PROGRAM_COUNTERS).
@@ -342,8 +450,9 @@ impl Attached {
         sums(&self.counters).unwrap_or_default()
     }
 
-    /// Tells others what this process counts, in the order of [`READER_COUNTERS`](crate::counters::READER_COUNTERS).
-    pub(crate) fn tell(&mut self, counters: &[u64]) {
+    /// Tells others what this process counts, in the order of [`READER_COUNTERS`](crate::counters::READER_COUNTERS) and what is
+    /// behind those.
+    pub(crate) fn tell<'a>(&mut self, counters: impl IntoIterator<Item = &'a u64>) {
         for (at, count) in (0..).zip(counters) {
             // There is room for all, and nobody's packet depends on it.
             let _ = self.reader.set(at, count, 0);

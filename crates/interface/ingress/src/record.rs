@@ -16,9 +16,12 @@ use takt_wire::{ipv4, ipv6};
 const HEADER: usize = 16;
 /// Of Ethernet.
 const LINK_HEADER: usize = ethernet::HEADER_LEN;
-/// Of UDP: its length, and where its checksum is.
+/// Of UDP: its length, and where its checksum is (RFC 768).
 const UDP_HEADER: usize = 8;
 const UDP_CHECKSUM: Range<usize> = 6..8;
+/// The same of TCP, without options (RFC 9293, section 3.1).
+const TCP_HEADER: usize = 20;
+const TCP_CHECKSUM: Range<usize> = 16..18;
 
 /// The clock of a launch time, as the kernel tells it (`enum skb_tstamp_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,10 +35,8 @@ pub enum LaunchClock {
 /// A frame with its launch time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// By `clock`, nanoseconds.
-    pub launch: u64,
-    /// Its clock.
-    pub clock: LaunchClock,
+    /// By which clock, and when, nanoseconds; none if it has no launch time.
+    pub launch: Option<(LaunchClock, u64)>,
     /// From the destination address on, without frame check sequence.
     pub frame: &'a [u8],
 }
@@ -47,11 +48,12 @@ impl<'a> Record<'a> {
         let (launch, header) = header.split_first_chunk()?;
         let (length, clock) = header.split_first_chunk()?;
         let length = usize::try_from(u32::from_ne_bytes(*length)).ok()?;
+        let launch = u64::from_ne_bytes(*launch);
         Some(Self {
-            launch: u64::from_ne_bytes(*launch),
-            clock: match u32::from_ne_bytes(*clock.first_chunk()?) {
-                1 => LaunchClock::Monotonic,
-                2 => LaunchClock::Tai,
+            launch: match u32::from_ne_bytes(*clock.first_chunk()?) {
+                0 => None,
+                1 => Some((LaunchClock::Monotonic, launch)),
+                2 => Some((LaunchClock::Tai, launch)),
                 _ => return None,
             },
             frame: rest.get(..length)?,
@@ -77,6 +79,23 @@ pub struct Towards {
     pub station: [u8; 6],
     /// The receiver, if it is IP.
     pub receiver: Option<IpAddr>,
+}
+
+impl Towards {
+    /// Where a frame goes, whoever has sent it. `None`: it is none, or IP and not well-formed.
+    pub fn of(frame: &[u8]) -> Option<Self> {
+        let header = ethernet::Packet::new_checked(frame).ok()?;
+        let packet = header.payload();
+        let receiver = match header.ether_type() {
+            EtherType::IPV4 => Some(ipv4::Packet::new_checked(packet).ok()?.destination().into()),
+            EtherType::IPV6 => Some(ipv6::Packet::new_checked(packet).ok()?.destination().into()),
+            _ => None,
+        };
+        Some(Self {
+            station: header.destination().0,
+            receiver,
+        })
+    }
 }
 
 /// What a frame says of itself, of an endpoint that it may come from.
@@ -114,7 +133,7 @@ impl Summary {
             }
             EtherType::IPV6 => {
                 let packet = ipv6::Packet::new_checked(packet).map_err(|_| Foreign::Malformed)?;
-                if packet.next_header() != Protocol::UDP {
+                if ![Protocol::UDP, Protocol::TCP].contains(&packet.next_header()) {
                     return Err(Foreign::Kind);
                 }
                 let (source, receiver) = (packet.source(), packet.destination());
@@ -163,34 +182,54 @@ impl Summary {
     }
 }
 
-/// Completes the checksum of a UDP datagram. A veth has it computed by nobody: the kernel leaves the sum of the pseudo
-/// header there for a device (`CHECKSUM_PARTIAL`). A datagram with another checksum, right or wrong, stays as it is.
+/// Completes the checksum of a UDP datagram or TCP segment. A veth has it computed by nobody: the kernel leaves the sum of the
+/// pseudo header there for a device (`CHECKSUM_PARTIAL`). What has another checksum, right or wrong, stays as it is.
 pub fn complete_checksum(frame: &mut [u8]) {
-    let Some((at, end, addresses)) = datagram(frame) else {
+    let Some(Transport {
+        protocol,
+        place,
+        checksum,
+        addresses,
+    }) = transport(frame)
+    else {
         return;
     };
-    let Some(datagram) = frame.get_mut(at..end) else {
+    let Some(packet) = frame.get_mut(place) else {
         return;
     };
-    let Ok(length) = u16::try_from(datagram.len()) else {
+    let Ok(length) = u16::try_from(packet.len()) else {
         return;
     };
     let pseudo = addresses
-        .pseudo_header(Protocol::UDP)
+        .pseudo_header(protocol)
         .plus(PartialSum::of_word(length));
     let left = !pseudo.checksum();
-    if datagram[UDP_CHECKSUM] != left.to_be_bytes() {
+    if packet[checksum.clone()] != left.to_be_bytes() {
         return;
     }
-    datagram[UDP_CHECKSUM].fill(0);
-    let checksum = pseudo.plus(PartialSum::of(datagram)).checksum();
+    packet[checksum.clone()].fill(0);
+    let sum = pseudo.plus(PartialSum::of(packet)).checksum();
     // Zero stands for none (RFC 768).
-    let checksum = if checksum == 0 { u16::MAX } else { checksum };
-    datagram[UDP_CHECKSUM].copy_from_slice(&checksum.to_be_bytes());
+    let sum = match sum {
+        0 if protocol == Protocol::UDP => u16::MAX,
+        sum => sum,
+    };
+    packet[checksum].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// Where in a frame a whole UDP datagram begins and ends, and the addresses that its checksum covers.
-fn datagram(frame: &[u8]) -> Option<(usize, usize, Addresses)> {
+/// What a frame carries over IP, if that has a checksum over its addresses.
+struct Transport {
+    protocol: Protocol,
+    /// Where in the frame it is.
+    place: Range<usize>,
+    /// Where in it the checksum is.
+    checksum: Range<usize>,
+    /// What the checksum covers beside it.
+    addresses: Addresses,
+}
+
+/// A whole UDP datagram or TCP segment in a frame.
+fn transport(frame: &[u8]) -> Option<Transport> {
     let header = ethernet::Packet::new_checked(frame).ok()?;
     let packet = header.payload();
     let (header, length, protocol, source, receiver) = match header.ether_type() {
@@ -213,15 +252,27 @@ fn datagram(frame: &[u8]) -> Option<(usize, usize, Addresses)> {
         }
         _ => return None,
     };
-    if protocol != Protocol::UDP || length < UDP_HEADER {
+    let (least, checksum) = match protocol {
+        Protocol::UDP => (UDP_HEADER, UDP_CHECKSUM),
+        Protocol::TCP => (TCP_HEADER, TCP_CHECKSUM),
+        _ => return None,
+    };
+    if length < least {
         return None;
     }
     let at = LINK_HEADER + header;
-    let told = frame.get(at + 4..at + 6)?;
-    if usize::from(u16::from_be_bytes([told[0], told[1]])) != length {
-        return None;
+    if protocol == Protocol::UDP {
+        let told = frame.get(at + 4..at + 6)?;
+        if usize::from(u16::from_be_bytes([told[0], told[1]])) != length {
+            return None;
+        }
     }
-    Some((at, at + length, Addresses::new(source, receiver)?))
+    Some(Transport {
+        protocol,
+        place: at..at + length,
+        checksum,
+        addresses: Addresses::new(source, receiver)?,
+    })
 }
 
 #[cfg(test)]
@@ -289,8 +340,8 @@ mod tests {
     }
 
     fn verify(frame: &[u8]) -> Result<(), udp::Error> {
-        let (at, end, addresses) = datagram(frame).expect("one");
-        udp::Packet::new_checked(&frame[at..end])?.verify(&addresses)
+        let found = transport(frame).expect("one");
+        udp::Packet::new_checked(&frame[found.place])?.verify(&found.addresses)
     }
 
     fn record(launch: u64, length: u32, clock: u32, rest: &[u8]) -> Vec<u8> {
@@ -305,15 +356,17 @@ mod tests {
     fn a_record_has_the_frame_without_the_room_behind_it() {
         let bytes = record(7, 3, 2, b"abcdef");
         let read = Record::read(&bytes).expect("a record");
-        assert_eq!((read.launch, read.clock), (7, LaunchClock::Tai));
+        assert_eq!(read.launch, Some((LaunchClock::Tai, 7)));
         assert_eq!(read.frame, b"abc");
+        let bytes = record(0, 3, 0, b"abcdef");
+        assert_eq!(Record::read(&bytes).expect("a record").launch, None);
     }
 
     #[test]
     fn what_says_to_be_longer_than_it_is_or_of_no_clock_is_no_record() {
         assert_eq!(Record::read(&record(7, 7, 2, b"abcdef")), None);
         assert_eq!(Record::read(&record(7, u32::MAX, 1, b"abcdef")), None);
-        assert_eq!(Record::read(&record(7, 3, 0, b"abcdef")), None);
+        assert_eq!(Record::read(&record(7, 3, 3, b"abcdef")), None);
         assert_eq!(Record::read(&[0; HEADER - 1]), None);
     }
 
@@ -350,7 +403,54 @@ mod tests {
         assert_eq!(of(&[0; 13]), Err(Foreign::Malformed));
     }
 
+    /// A segment as a pod's kernel leaves it to its veth.
+    fn segment(six: bool, payload: &[u8]) -> Vec<u8> {
+        // A datagram that is twelve octets longer has a header of that length.
+        let mut frame = frame(six, 0, &[&[0; TCP_HEADER - UDP_HEADER], payload].concat());
+        let (at, protocol) = match six {
+            true => (LINK_HEADER + 40, LINK_HEADER + 6),
+            false => (LINK_HEADER + 20, LINK_HEADER + 9),
+        };
+        frame[protocol] = Protocol::TCP.0;
+        if !six {
+            frame[LINK_HEADER + 10..LINK_HEADER + 12].fill(0);
+            let checksum = PartialSum::of(&frame[LINK_HEADER..at]).checksum();
+            frame[LINK_HEADER + 10..LINK_HEADER + 12].copy_from_slice(&checksum.to_be_bytes());
+        }
+        let length = (TCP_HEADER + payload.len()) as u16;
+        frame[at..at + TCP_HEADER].fill(0);
+        frame[at..at + 4].copy_from_slice(&[0x13, 0x88, 0x13, 0x89]);
+        frame[at + 12] = 0x50;
+        let found = transport(&frame).expect("one");
+        let sum = found.addresses.pseudo_header(Protocol::TCP);
+        let left = !sum.plus(PartialSum::of_word(length)).checksum();
+        frame[at + 16..at + 18].copy_from_slice(&left.to_be_bytes());
+        frame
+    }
+
+    /// What a segment adds up to with its pseudo header: nothing, if it is right (RFC 1071).
+    fn remainder(frame: &[u8]) -> u16 {
+        let found = transport(frame).expect("one");
+        let length = found.place.len() as u16;
+        let pseudo = found.addresses.pseudo_header(Protocol::TCP);
+        let sum = pseudo.plus(PartialSum::of_word(length));
+        sum.plus(PartialSum::of(&frame[found.place])).checksum()
+    }
+
     proptest! {
+        #[test]
+        fn a_segments_checksum_is_completed_once(
+            six: bool, payload in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let mut frame = segment(six, &payload);
+            prop_assert_eq!(Summary::of(&frame, &endpoint()).map(|s| s.class.number()), Ok(0));
+            complete_checksum(&mut frame);
+            prop_assert_eq!(remainder(&frame), 0);
+            let complete = frame.clone();
+            complete_checksum(&mut frame);
+            prop_assert_eq!(frame, complete);
+        }
+
         #[test]
         fn a_checksum_is_completed_once(
             six: bool, payload in proptest::collection::vec(any::<u8>(), 0..200),

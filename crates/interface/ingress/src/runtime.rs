@@ -56,6 +56,17 @@ pub(crate) enum Emitted {
     Unserved(Unserved),
 }
 
+/// How a turn of who gives it frames has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// There may be more.
+    More,
+    /// There is nothing to send now.
+    Empty,
+    /// The runtime has no room for what is in hand.
+    Held,
+}
+
 impl Runtime {
     /// A session of a listener, as other applications find it if `socket` is `None`.
     pub(crate) fn open(name: String, socket: Option<&Path>) -> Result<Self, RuntimeError> {
@@ -104,6 +115,13 @@ impl Runtime {
             true => Ok((summary.towards, summary.class)),
             false => Err(Unserved::Station),
         }
+    }
+
+    /// Whether the runtime reaches a destination, as far as it answers.
+    pub(crate) fn may_reach(&mut self, towards: Towards) -> bool {
+        let now = Instant::now();
+        let silent = self.silent.is_some_and(|until| now < until);
+        !silent && self.reaches(towards, now) == Ok(true)
     }
 
     /// Whether the runtime reaches a destination. The first time it is asked, and the pod's further packets wait for that.
@@ -179,8 +197,8 @@ impl Runtime {
         !self.pending.is_empty()
     }
 
-    /// Counts what became of frames.
-    pub(crate) fn settle(&mut self, counters: &mut Counters) {
+    /// Tells what became of frames.
+    pub(crate) fn settle(&mut self, mut tell: impl FnMut(Outcome)) {
         let Self {
             frames,
             pending,
@@ -192,7 +210,7 @@ impl Runtime {
             if outcome == Outcome::Unreachable {
                 destinations.remove(towards);
             }
-            counters.outcome(outcome);
+            tell(outcome);
             outcome == Outcome::Pending
         });
     }

@@ -305,6 +305,35 @@ impl Link {
     }
 }
 
+/// Of `linux/if_link.h`; and how many segments a device takes at once if nobody says otherwise (`GSO_MAX_SEGS` of the kernel).
+const IFLA_GSO_MAX_SEGS: u16 = 40;
+pub(crate) const GSO_SEGMENTS: u32 = 65535;
+
+/// How many segments a device of this thread's network namespace takes at once.
+pub(crate) fn gso_segments(index: u32) -> io::Result<u32> {
+    let mut body = [0; LINK_HEADER];
+    body[4..8].copy_from_slice(&index.to_ne_bytes());
+    let answer = ask(libc::RTM_GETLINK, &body)?;
+    Ok(attributes(answer.get(LINK_HEADER..).unwrap_or_default())
+        .find(|(kind, _)| *kind == IFLA_GSO_MAX_SEGS)
+        .and_then(|(_, value)| number(value).map(u32::from_ne_bytes))
+        .unwrap_or(GSO_SEGMENTS))
+}
+
+/// Says how many: 1 has the kernel segment all before the device.
+pub(crate) fn set_gso_segments(index: u32, most: u32) -> io::Result<()> {
+    let mut body = [0; LINK_HEADER + 8];
+    body[4..8].copy_from_slice(&index.to_ne_bytes());
+    body[LINK_HEADER..][..2].copy_from_slice(&8u16.to_ne_bytes());
+    body[LINK_HEADER + 2..][..2].copy_from_slice(&IFLA_GSO_MAX_SEGS.to_ne_bytes());
+    body[LINK_HEADER + 4..].copy_from_slice(&most.to_ne_bytes());
+    match ask(libc::RTM_SETLINK, &body) {
+        // "Error 0": it is done.
+        Err(error) if error.raw_os_error() == Some(0) => Ok(()),
+        answer => answer.map(drop),
+    }
+}
+
 /// The number by which this network namespace knows another one; `None`: it does not.
 fn namespace_number(of: BorrowedFd<'_>) -> io::Result<Option<i32>> {
     let mut body = [0; GENERAL_HEADER + 8];
@@ -338,7 +367,9 @@ fn ask(kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     let mut request = vec![0; HEADER];
     request[0..4].copy_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
     request[4..6].copy_from_slice(&kind.to_ne_bytes());
-    request[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
+    // Of what there is nothing to answer to, that it is done.
+    let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
+    request[6..8].copy_from_slice(&(flags as u16).to_ne_bytes());
     request.extend_from_slice(body);
     // SAFETY: a plain call; the descriptor is nobody else's.
     let socket = unsafe {

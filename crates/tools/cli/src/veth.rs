@@ -14,12 +14,13 @@ const HELP: &str = "\
 For programs that `takt preload` cannot serve: statically linked ones, programs in Go, io_uring, system calls made by
 hand. Nothing is put into the pod. Packets that its programs send with a launch time (SO_TXTIME) are taken at the
 host's end of its veth and leave at that time, by way of the runtime of this node; everything else is the kernel's,
-untouched. Linux 6.11 or later; CAP_NET_ADMIN and CAP_BPF, and CAP_SYS_ADMIN and CAP_SYS_PTRACE for times by
+untouched, and beside any schedule, unless --all takes that too. Linux 6.11 or later; CAP_NET_ADMIN and CAP_BPF, and CAP_SYS_ADMIN and CAP_SYS_PTRACE for times by
 CLOCK_REALTIME and for --required.
 
 Examples:
   takt veth attach --device veth1a2b3c --socket /run/takt/line.sock
   takt veth attach --device veth1a2b3c --socket /run/takt/line.sock --required --class 5
+  takt veth attach --device veth1a2b3c --socket /run/takt/line.sock --all
   takt veth status --device veth1a2b3c
   takt veth detach --device veth1a2b3c";
 
@@ -57,6 +58,11 @@ struct Attach {
     /// SO_PRIORITY does not leave the pod
     #[arg(long, value_name = "CLASS", default_value = "dscp", value_parser = class)]
     class: ClassFrom,
+    /// Take what has no launch time as well, TCP too, so that it is inside the schedule of the link and not beside it: it leaves in class 0
+    /// as soon as the gates and the priority of others let it. What does not go to one station of the network is the kernel's, as before.
+    /// The pod's kernel makes segments of TCP itself meanwhile. Needs a listener with class 0 and one session more
+    #[arg(long)]
+    all: bool,
 }
 
 #[derive(Debug, Args)]
@@ -86,6 +92,7 @@ struct Told {
     device: String,
     taking: bool,
     required: bool,
+    all: bool,
     counters: Vec<Counter>,
 }
 
@@ -124,6 +131,7 @@ impl Attach {
             socket: self.socket,
             required: self.required,
             class: self.class,
+            all: self.all,
         };
         let attachment = Attachment::new(&options)?;
         if let Some(why) = attachment.without_realtime() {
@@ -133,8 +141,12 @@ impl Attach {
             true => "is dropped",
             false => "goes the kernel's way",
         };
+        let all = match self.all {
+            true => " and what has none",
+            false => "",
+        };
         print(&format!(
-            "{device}: taking launch times; what the runtime does not send {otherwise}\n"
+            "{device}: taking launch times{all}; what has one and the runtime does not send {otherwise}\n"
         ))?;
         tell_ready();
         Ok(attachment.run(stop)?)
@@ -151,6 +163,7 @@ impl Status {
                 device,
                 taking: status.taking,
                 required: status.required,
+                all: status.all,
                 counters: counters
                     .map(|(name, packets)| Counter { name, packets })
                     .collect(),
@@ -175,7 +188,11 @@ impl Status {
             true => String::new(),
             false => table(&columns, rows),
         };
-        print(&format!("{device}: {text}\n{counters}"))
+        let all = match status.all {
+            true => "; what has none is sent by the runtime too",
+            false => "",
+        };
+        print(&format!("{device}: {text}{all}\n{counters}"))
     }
 }
 

@@ -22,8 +22,8 @@ use vmm_sys_util::epoll::EventSet;
 use super::ring::{self, HEADER, LONGEST, Memory, Put};
 use super::status::{Own, Shared};
 use super::tap::Tap;
-use super::transmit::{BURST, Transmitter, Turn};
-use crate::runtime::ROOM;
+use super::transmit::{BURST, Transmitter};
+use crate::runtime::{ROOM, Turn};
 
 /// The most descriptors of a queue: as QEMU and others allow.
 const QUEUE_SIZE: usize = 1024;

@@ -14,7 +14,7 @@ use super::tap::Tap;
 use crate::counters::{Counters, Unserved};
 use crate::error::Error;
 use crate::record::Towards;
-use crate::runtime::{Emitted, Runtime, TICK};
+use crate::runtime::{Emitted, Runtime, TICK, Turn};
 
 /// Frames of one turn, of either direction.
 pub(super) const BURST: usize = 64;
@@ -32,17 +32,6 @@ pub(super) struct Transmitter {
     /// It waits for room in the runtime.
     held: Option<(FrameOptions, Towards)>,
     next_tick: Instant,
-}
-
-/// How a turn ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
-    /// There may be more.
-    More,
-    /// The guest sends nothing now.
-    Empty,
-    /// The runtime has no room for what is in hand.
-    Held,
 }
 
 impl Transmitter {
@@ -139,7 +128,7 @@ impl Transmitter {
         match runtime.emit(&self.packet[HEADER..], &options, towards) {
             Emitted::Yes => true,
             Emitted::NoRoom => {
-                runtime.settle(&mut self.counters);
+                runtime.settle(|outcome| self.counters.outcome(outcome));
                 self.held = Some((options, towards));
                 false
             }
@@ -171,7 +160,7 @@ impl Transmitter {
         if Instant::now() >= self.next_tick {
             self.next_tick = Instant::now() + TICK;
             if let Some((_, runtime)) = &mut self.served {
-                runtime.settle(&mut self.counters);
+                runtime.settle(|outcome| self.counters.outcome(outcome));
                 runtime.tell(&mut self.counters, &[]);
             }
         }

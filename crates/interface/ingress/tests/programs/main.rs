@@ -5,6 +5,7 @@ mod guest;
 mod hostile;
 mod launches;
 mod measure;
+mod others;
 mod qemu;
 mod required;
 mod support;

@@ -1,5 +1,8 @@
 //! How exactly launch times are met this way, beside the preload's.
 
+use std::time::Instant;
+
+use super::others::{pattern, reader, write};
 use super::support::{PORT, Site, Wire, built, dynamic_talker, ended_well, static_talker};
 
 /// Datagrams of a run, one each millisecond.
@@ -63,4 +66,36 @@ fn run(site: &Site, wire: &Wire, preload: bool, lead: &str) -> Vec<i64> {
     let arrivals = wire.wait(COUNT as usize);
     assert_eq!(arrivals.len(), COUNT as usize, "to port {PORT}");
     arrivals.into_iter().map(|arrival| arrival.after).collect()
+}
+
+/// What a pod's TCP gets to the other node by its kernel, and by the runtime, in turns.
+#[test]
+#[ignore = "measures for a minute and asserts nothing about time: cargo test -p takt-ingress --test programs -- --ignored --nocapture"]
+fn throughput_of_what_has_no_launch_time() {
+    let site = Site::bridged();
+    let sent = pattern(64 << 20);
+    let to = site.addresses()[0];
+    let mut rates = [Vec::new(), Vec::new()];
+    for _ in 0..ROUNDS {
+        for (way, rates) in rates.iter_mut().enumerate() {
+            let attached = (way == 1).then(|| site.attach(&["--all"]));
+            let received = reader(&site);
+            let begin = Instant::now();
+            write(&site, to, &sent);
+            assert!(received.join().expect("read") == sent);
+            rates.push(sent.len() as f64 * 8.0 / begin.elapsed().as_secs_f64() / 1e6);
+            if let Some(attached) = attached {
+                attached.terminate();
+            }
+        }
+    }
+    println!("Mbit/s of TCP, median and largest of {ROUNDS}:");
+    for (way, rates) in ["kernel", "--all"].into_iter().zip(&mut rates) {
+        rates.sort_by(f64::total_cmp);
+        println!(
+            "{way:8} {:8.0} {:8.0}",
+            rates[ROUNDS / 2],
+            rates[ROUNDS - 1]
+        );
+    }
 }

@@ -1,0 +1,248 @@
+//! Traffic without launch times, of a pod of which that is taken too: so that it is inside the schedule of the link, and not
+//! beside it. A thread and a session of its own, for which no launch time waits.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use aya::maps::{HashMap as KernelMap, MapData, RingBuf};
+use rustix::event::{PollFd, PollFlags};
+use takt::{FrameOptions, TrafficClass};
+
+use crate::counters::{OtherCounters, Unserved};
+use crate::forward::timespec;
+use crate::programs::{OtherMaps, Returner};
+use crate::record::{Record, Towards, complete_checksum};
+use crate::runtime::{Emitted, ROOM, Runtime, TICK, Turn};
+
+/// Frames of one turn.
+const BURST: usize = 64;
+/// For how long the program passes what goes where the runtime does not send, before the runtime is asked again.
+const ELSEWHERE: Duration = Duration::from_secs(5);
+/// How many are asked for at a time.
+const ASKED: usize = 16;
+/// Such destinations that are remembered: as many as the program's map has.
+const MOST_ELSEWHERE: usize = 4096;
+
+/// A destination as the program has it: the station, two octets of nothing, the receiver.
+type Key = [u8; 24];
+
+fn key(towards: Towards) -> Key {
+    let mut key = [0; 24];
+    key[..6].copy_from_slice(&towards.station);
+    match towards.receiver {
+        Some(IpAddr::V4(address)) => key[8..12].copy_from_slice(&address.octets()),
+        Some(IpAddr::V6(address)) => key[8..].copy_from_slice(&address.octets()),
+        None => {}
+    }
+    key
+}
+
+/// What takes such traffic to the runtime.
+pub(crate) struct Others {
+    runtime: Runtime,
+    ring: RingBuf<MapData>,
+    returner: Returner,
+    counters: Arc<OtherCounters>,
+    frame: Vec<u8>,
+    /// Where the frame in hand goes: it waits for room in the runtime.
+    held: Option<Towards>,
+    /// What the program knows to be elsewhere, and since when.
+    known: HashMap<Towards, Instant>,
+    elsewhere: KernelMap<MapData, Key, u8>,
+    /// What it is told of as soon as nothing of it waits in the ring: it would be overtaken.
+    found: Vec<Towards>,
+    next_tick: Instant,
+}
+
+impl Others {
+    /// Opens a session with the runtime.
+    pub(crate) fn new(
+        name: String,
+        socket: Option<&Path>,
+        maps: OtherMaps,
+        returner: Returner,
+    ) -> Result<Self, takt::Error> {
+        Ok(Self {
+            runtime: Runtime::open(name, socket)?,
+            ring: maps.ring,
+            elsewhere: maps.elsewhere,
+            returner,
+            counters: Arc::default(),
+            frame: Vec::new(),
+            held: None,
+            known: HashMap::new(),
+            found: Vec::new(),
+            next_tick: Instant::now(),
+        })
+    }
+
+    /// What it counts.
+    pub(crate) fn counters(&self) -> Arc<OtherCounters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// Gives the runtime what is taken until `end` is readable, when no more is taken; what is left then goes the kernel's way.
+    pub(crate) fn run(mut self, end: impl AsFd) {
+        loop {
+            let turn = self.turn();
+            let counters = &self.counters;
+            self.runtime.settle(|outcome| counters.outcome(outcome));
+            self.tick();
+            let patience = match turn {
+                Turn::More => Duration::ZERO,
+                Turn::Held => ROOM,
+                Turn::Empty => self.next_tick.saturating_duration_since(Instant::now()),
+            };
+            if self.wait(patience, turn == Turn::Empty, &end) {
+                return self.leave();
+            }
+        }
+    }
+
+    /// Waits, also for packets if there are none; whether it is the end.
+    fn wait(&self, patience: Duration, for_packets: bool, end: impl AsFd) -> bool {
+        let packets = if for_packets {
+            PollFlags::IN
+        } else {
+            PollFlags::empty()
+        };
+        let mut waiting = [
+            PollFd::new(&end, PollFlags::IN),
+            PollFd::new(&self.ring, packets),
+        ];
+        // Interrupted or out of memory: another round does no harm.
+        let _ = rustix::event::poll(&mut waiting, Some(&timespec(patience)));
+        !waiting[0].revents().is_empty()
+    }
+
+    fn turn(&mut self) -> Turn {
+        if let Some(towards) = self.held.take()
+            && !self.emit(towards)
+        {
+            return Turn::Held;
+        }
+        for _ in 0..BURST {
+            if !self.next() {
+                self.tell_elsewhere();
+                return Turn::Empty;
+            }
+            match self.runtime.admit(&self.frame) {
+                // Whatever it says of itself: what has no launch time is best effort.
+                Ok((towards, _)) => {
+                    if !self.emit(towards) {
+                        return Turn::Held;
+                    }
+                }
+                Err(why) => self.give_back(why),
+            }
+        }
+        Turn::More
+    }
+
+    /// Takes the next frame in hand. Whether there was one.
+    fn next(&mut self) -> bool {
+        while let Some(item) = self.ring.next() {
+            let Some(record) = Record::read(&item) else {
+                self.counters.lost();
+                continue;
+            };
+            self.frame.clear();
+            self.frame.extend_from_slice(record.frame);
+            // Its room is free from here on.
+            drop(item);
+            complete_checksum(&mut self.frame);
+            return true;
+        }
+        false
+    }
+
+    /// Gives the frame in hand to the runtime. Whether it is done with.
+    fn emit(&mut self, towards: Towards) -> bool {
+        let options = FrameOptions {
+            class: TrafficClass::default(),
+            launch: None,
+            deadline: false,
+        };
+        match self.runtime.emit(&self.frame, &options, towards) {
+            Emitted::Yes => {}
+            Emitted::NoRoom => {
+                self.held = Some(towards);
+                return false;
+            }
+            Emitted::Unserved(why) => self.give_back(why),
+        }
+        true
+    }
+
+    /// Lets the frame in hand go the kernel's way.
+    fn give_back(&mut self, why: Unserved) {
+        if why == Unserved::Station
+            && let Some(towards) = Towards::of(&self.frame)
+        {
+            self.found.push(towards);
+        }
+        self.returned(self.returner.give_back_other(&self.frame));
+    }
+
+    fn returned(&self, is: bool) {
+        match is {
+            true => self.counters.returned(),
+            false => self.counters.lost(),
+        }
+    }
+
+    fn tell_elsewhere(&mut self) {
+        let now = Instant::now();
+        for towards in self.found.drain(..) {
+            if self.known.len() >= MOST_ELSEWHERE {
+                break;
+            }
+            // Without it they only take the longer way.
+            if self.elsewhere.insert(key(towards), 0, 0).is_ok() {
+                self.known.insert(towards, now);
+            }
+        }
+    }
+
+    /// Asks again for what was elsewhere a while ago, and is still sent to; forgets what is not.
+    fn tick(&mut self) {
+        let now = Instant::now();
+        if now < self.next_tick {
+            return;
+        }
+        self.next_tick = now + TICK;
+        let old = self.known.iter();
+        let old = old.filter(|(_, since)| now.duration_since(**since) >= ELSEWHERE);
+        let old: Vec<Towards> = old.map(|(towards, _)| *towards).take(ASKED).collect();
+        for towards in old {
+            // It may have made room for another.
+            let used = self
+                .elsewhere
+                .get(&key(towards), 0)
+                .is_ok_and(|used| used != 0);
+            if used && !self.runtime.may_reach(towards) {
+                let _ = self.elsewhere.insert(key(towards), 0, 0);
+                self.known.insert(towards, now);
+            } else {
+                let _ = self.elsewhere.remove(&key(towards));
+                self.known.remove(&towards);
+            }
+        }
+    }
+
+    fn leave(&mut self) {
+        // Nothing is taken any more, so that nobody would take a mark away.
+        if self.held.take().is_some() {
+            self.returned(self.returner.give_back(&self.frame));
+        }
+        while self.next() {
+            self.returned(self.returner.give_back(&self.frame));
+        }
+        let counters = &self.counters;
+        self.runtime.settle(|outcome| counters.outcome(outcome));
+    }
+}

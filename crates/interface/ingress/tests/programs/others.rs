@@ -1,0 +1,235 @@
+//! What has no launch time, of a pod of which that is taken too.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::thread::JoinHandle;
+
+use takt_testing::{PATIENCE, until};
+
+use super::support::{PORT, Site, ended_well, static_talker};
+
+/// Datagrams of a talker.
+const COUNT: u32 = 50;
+const LEAD: &str = "200000";
+/// Cycles of which best effort has the second half, and class 5 the first.
+const HALVES: &str = "sched-entry S 20 5000000 sched-entry S df 5000000";
+const CYCLE: i64 = 10_000_000;
+
+/// A schedule as `tc` has it, with a class for each priority.
+fn taprio(entries: &str) -> String {
+    format!(
+        "taprio num_tc 8 map 0 1 2 3 4 5 6 7 0 0 0 0 0 0 0 0 queues 1@0 1@1 1@2 1@3 1@4 1@5 1@6 1@7 base-time 0 \
+         {entries} clockid CLOCK_TAI"
+    )
+}
+
+/// A socket of the pod.
+fn socket(site: &Site) -> UdpSocket {
+    let _inside = site.pod().enter().expect("the lab is up");
+    UdpSocket::bind("0.0.0.0:0").expect("bind")
+}
+
+/// The other pod reads a stream to its end, and says what it was.
+pub fn reader(site: &Site) -> JoinHandle<Vec<u8>> {
+    let listener = {
+        let _inside = site.there().enter().expect("the lab is up");
+        TcpListener::bind("[::]:5002").expect("bind")
+    };
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a connection");
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).expect("received");
+        all
+    })
+}
+
+pub fn write(site: &Site, to: IpAddr, what: &[u8]) {
+    let _inside = site.pod().enter().expect("the lab is up");
+    let mut stream = TcpStream::connect((to, 5002)).expect("connected");
+    stream.write_all(what).expect("sent");
+}
+
+pub fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at / 7 % 251) as u8).collect()
+}
+
+/// How many segments the pod's end takes at once.
+fn segments(site: &Site) -> u64 {
+    let output = std::process::Command::new("ip")
+        .args(["-n", site.pod().namespace(), "-json", "-details"])
+        .args(["link", "show", "dev", "eth0"])
+        .output();
+    let links: serde_json::Value = serde_json::from_str(&ended_well(output)).expect("JSON of ip");
+    links[0]["gso_max_segs"].as_u64().expect("a number")
+}
+
+#[test]
+fn it_leaves_inside_the_schedule_and_launch_times_are_kept_beside_it() {
+    let site = Site::bridged();
+    site.schedule(&taprio(HALVES));
+    let wire = site.capture();
+    let talker = static_talker();
+    let to = site.addresses()[0];
+    // Beside best effort's half of the cycle, by the class that the tunnel is marked with.
+    let beside = |arrivals: &[super::support::Arrival]| {
+        let beside = arrivals
+            .iter()
+            .filter(|arrival| arrival.class == 0 && arrival.at.rem_euclid(CYCLE) < CYCLE / 2);
+        beside.count()
+    };
+    // Once a millisecond, of which every second one is beside it without us: the test can fail.
+    let untimed = || {
+        ended_well(site.talker(&talker, "none", to, 500, LEAD).output());
+        wire.wait(500)
+    };
+    let attached = site.attach(&[]);
+    let without = beside(&untimed());
+    attached.terminate();
+    let attached = site.attach(&["--all", "--class", "5"]);
+    let with = beside(&untimed());
+    // The kernel there looks at a frame when it comes to it.
+    assert!(with * 10 <= without, "{with} with, {without} without");
+    site.until_counted("other-sent", 500);
+
+    let sent = pattern(4 << 20);
+    let received = reader(&site);
+    std::thread::scope(|scope| {
+        scope.spawn(|| write(&site, to, &sent));
+        ended_well(site.talker(&talker, "tai", to, COUNT, LEAD).output());
+    });
+    assert!(received.join().expect("read") == sent);
+    let arrivals = wire.wait(COUNT as usize);
+    let mut numbers: Vec<u32> = arrivals.iter().map(|arrival| arrival.number).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..COUNT).collect::<Vec<_>>());
+    assert!(
+        arrivals
+            .iter()
+            .all(|arrival| arrival.class == 5 && arrival.after >= 0)
+    );
+    site.until_counted("sent", COUNT.into());
+    // Told of from time to time.
+    let segments = sent.len() as u64 / 1500;
+    until("all segments are counted", || {
+        (site.status().2["other-sent"] > 500 + segments).then_some(())
+    });
+    let (_, _, counters) = site.status();
+    for none in ["other-passed", "other-refused", "late", "no-room"] {
+        assert_eq!(counters[none], 0, "{none} of {counters:?}");
+    }
+    attached.terminate();
+}
+
+#[test]
+fn where_the_gate_is_closed_for_good_nothing_leaves_beside_it() {
+    let site = Site::bridged();
+    site.schedule(&taprio("sched-entry S fe 10000000"));
+    let wire = site.capture();
+    let talker = static_talker();
+    let attached = site.attach(&["--all"]);
+    for (at, to) in site.addresses().into_iter().enumerate() {
+        ended_well(site.talker(&talker, "none", to, COUNT, LEAD).output());
+        site.until_counted("other-refused", (at as u64 + 1) * u64::from(COUNT));
+    }
+    assert_eq!(wire.all(), []);
+    attached.terminate();
+    ended_well(
+        site.talker(&talker, "none", site.addresses()[0], COUNT, LEAD)
+            .output(),
+    );
+    wire.wait(COUNT as usize);
+}
+
+#[test]
+fn tcp_goes_by_the_runtime_by_either_ip_whole_and_in_segments_of_the_mtu() {
+    let site = Site::bridged();
+    let before = segments(&site);
+    let attached = site.attach(&["--all"]);
+    assert_eq!(segments(&site), 1);
+    let sent = pattern(1 << 20);
+    let mut least = 0;
+    for to in site.addresses() {
+        let received = reader(&site);
+        write(&site, to, &sent);
+        assert!(received.join().expect("read") == sent);
+        least += sent.len() as u64 / 1500;
+        let (_, _, counters) = site.status();
+        assert!(counters["other-taken"] > least, "{counters:?}");
+        assert_eq!(counters["other-passed"], 0, "{counters:?}");
+    }
+    attached.terminate();
+    assert_eq!(segments(&site), before);
+}
+
+#[test]
+fn what_the_runtime_does_not_reach_is_the_kernels_in_order_and_no_longer_taken() {
+    let site = Site::routed();
+    let gateway = {
+        let [a, b, c, _] = site.pod().address().octets();
+        Ipv4Addr::new(a, b, c, 1)
+    };
+    let there = {
+        let _inside = site.lab.host(0).enter().expect("the lab is up");
+        UdpSocket::bind((gateway, PORT)).expect("the gateway's address")
+    };
+    there.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let attached = site.attach(&["--all"]);
+    let socket = socket(&site);
+    let exchange = |number: u32| {
+        socket
+            .send_to(&number.to_ne_bytes(), (gateway, PORT))
+            .expect("sent");
+        let mut datagram = [0; 8];
+        assert_eq!(there.recv(&mut datagram).expect("a datagram"), 4);
+        assert_eq!(datagram[..4], number.to_ne_bytes());
+    };
+    exchange(0);
+    site.until_counted("other-returned", 1);
+    // From then on the program knows.
+    let mut number = 0;
+    until("such packets pass", || {
+        let passed = |site: &Site| site.status().2["untimed"];
+        let before = passed(&site);
+        number += 1;
+        exchange(number);
+        (passed(&site) > before).then_some(())
+    });
+    attached.terminate();
+}
+
+#[test]
+fn without_a_daemon_or_the_command_it_is_the_kernels_again() {
+    let mut site = Site::bridged();
+    let listener = site.listener();
+    let socket = socket(&site);
+    let to = site.there().address();
+    let exchange = |site: &Site, number: u32| {
+        socket
+            .send_to(&number.to_ne_bytes(), (to, PORT))
+            .expect("sent");
+        let mut datagram = [0; 8];
+        let received = listener.recv(&mut datagram);
+        received.unwrap_or_else(|error| panic!("{error}: {:?}", site.status()));
+        assert_eq!(datagram[..4], number.to_ne_bytes());
+    };
+    let before = segments(&site);
+    let attached = site.attach(&["--all"]);
+    exchange(&site, 1);
+    site.until_counted("other-sent", 1);
+    site.kill_daemon();
+    exchange(&site, 2);
+    site.until_counted("other-returned", 1);
+    site.start_daemon();
+    let mut number = 2;
+    until("the runtime sends again", || {
+        number += 1;
+        exchange(&site, number);
+        (site.status().2["other-sent"] > 1).then_some(())
+    });
+    attached.kill();
+    exchange(&site, 0);
+    // What it has left is lifted by the next one.
+    assert_eq!(segments(&site), 1);
+    site.attach(&["--all"]).terminate();
+    assert_eq!(segments(&site), before);
+}
