@@ -24,6 +24,8 @@ const BURST: usize = 64;
 const ELSEWHERE: Duration = Duration::from_secs(5);
 /// How many are asked for at a time.
 const ASKED: usize = 16;
+/// How long is waited for more while there is traffic: what comes together costs less, and no launch time depends on it.
+const MORE: Duration = Duration::from_micros(50);
 /// Such destinations that are remembered: as many as the program's map has.
 const MOST_ELSEWHERE: usize = 4096;
 
@@ -48,6 +50,8 @@ pub(crate) struct Others {
     returner: Returner,
     counters: Arc<OtherCounters>,
     frame: Vec<u8>,
+    /// How many were taken from the ring.
+    taken: u64,
     /// Where the frame in hand goes: it waits for room in the runtime.
     held: Option<Towards>,
     /// What the program knows to be elsewhere, and since when.
@@ -73,6 +77,7 @@ impl Others {
             returner,
             counters: Arc::default(),
             frame: Vec::new(),
+            taken: 0,
             held: None,
             known: HashMap::new(),
             found: Vec::new(),
@@ -88,6 +93,7 @@ impl Others {
     /// Gives the runtime what is taken until `end` is readable, when no more is taken; what is left then goes the kernel's way.
     pub(crate) fn run(mut self, end: impl AsFd) {
         loop {
+            let before = self.taken;
             let turn = self.turn();
             let counters = &self.counters;
             self.runtime.settle(|outcome| counters.outcome(outcome));
@@ -95,9 +101,11 @@ impl Others {
             let patience = match turn {
                 Turn::More => Duration::ZERO,
                 Turn::Held => ROOM,
+                Turn::Empty if self.taken != before => MORE,
                 Turn::Empty => self.next_tick.saturating_duration_since(Instant::now()),
             };
-            if self.wait(patience, turn == Turn::Empty, &end) {
+            let idle = turn == Turn::Empty && self.taken == before;
+            if self.wait(patience, idle, &end) {
                 return self.leave();
             }
         }
@@ -146,6 +154,7 @@ impl Others {
     /// Takes the next frame in hand. Whether there was one.
     fn next(&mut self) -> bool {
         while let Some(item) = self.ring.next() {
+            self.taken = self.taken.wrapping_add(1);
             let Some(record) = Record::read(&item) else {
                 self.counters.lost();
                 continue;
