@@ -6,7 +6,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use takt::Endpoint;
-use takt_ingress::record::{Record, Summary, complete_checksum};
+use takt_ingress::record::{Record, Summary, Towards, complete_checksum};
 
 fuzz_target!(|bytes: &[u8]| {
     let Some(record) = Record::read(bytes) else {
@@ -25,7 +25,8 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let mut frame = record.frame.to_vec();
     let before = Summary::of(&frame, &endpoint);
-    if before.is_ok() {
+    if let Ok(summary) = &before {
+        assert_eq!(Towards::of(&frame).map(|towards| towards.station), Some(summary.towards.station));
         assert_eq!(frame[6..12], endpoint.mac);
         assert!(frame.len() <= 14 + 1450);
     }
