@@ -60,6 +60,18 @@ const (
 
 func (p Path) known() bool { return p == PathPreload || p == PathVeth || p == PathBoth }
 
+// OtherTraffic says who sends what a pod emits without a launch time.
+type OtherTraffic string
+
+const (
+	// OtherKernel: the kernel, beside any schedule.
+	OtherKernel OtherTraffic = "kernel"
+	// OtherRuntime: the runtime, inside it, as far as its network goes.
+	OtherRuntime OtherTraffic = "runtime"
+)
+
+func (o OtherTraffic) known() bool { return o == OtherKernel || o == OtherRuntime }
+
 // Unattached says what becomes of containers of a time-sensitive pod that no network has attached.
 type Unattached string
 
@@ -96,6 +108,8 @@ type NetworkConfig struct {
 	Takt string `json:"takt,omitempty"`
 	// Path is that of time-sensitive pods that do not say.
 	Path Path `json:"path,omitempty"`
+	// OtherTraffic is that of time-sensitive pods that do not say, of those that have launch times taken at their veths.
+	OtherTraffic OtherTraffic `json:"otherTraffic,omitempty"`
 	// Unattached is refuse or start.
 	Unattached Unattached `json:"unattached,omitempty"`
 	// Objects: the node is kept in step with the cluster's TaktNetworks, GateSchedules and TaktNodes.
@@ -128,6 +142,9 @@ func (c *NetworkConfig) validate() error {
 	if c.Path == "" {
 		c.Path = PathBoth
 	}
+	if c.OtherTraffic == "" {
+		c.OtherTraffic = OtherKernel
+	}
 	if c.Unattached == "" {
 		c.Unattached = RefuseUnattached
 	}
@@ -141,6 +158,11 @@ func (c *NetworkConfig) validate() error {
 	}
 	if !c.Path.known() {
 		mistakes = append(mistakes, fmt.Errorf("network.path %q is not known: write %s, %s or %s", c.Path, PathPreload, PathVeth, PathBoth))
+	}
+	if !c.OtherTraffic.known() {
+		mistakes = append(mistakes, fmt.Errorf("network.otherTraffic %q is not known: write %s or %s", c.OtherTraffic, OtherKernel, OtherRuntime))
+	} else if c.OtherTraffic == OtherRuntime && c.Path == PathPreload {
+		mistakes = append(mistakes, fmt.Errorf("network.otherTraffic %s is taken at veths, and network.path is %s: write %s or %s there", OtherRuntime, PathPreload, PathVeth, PathBoth))
 	}
 	if c.Unattached != RefuseUnattached && c.Unattached != StartUnattached {
 		mistakes = append(mistakes, fmt.Errorf("network.unattached %q is not known: write %s or %s", c.Unattached, RefuseUnattached, StartUnattached))
@@ -287,7 +309,7 @@ type wish struct {
 	// library: the container is to have the node's libtakt.
 	library bool
 	path    Path
-	// asked: the path is the pod's own word.
+	// asked: the path is the pod's own word, or that other traffic is to be the runtime's.
 	asked bool
 	// required: what cannot be sent at its time must not leave, of any of the pod's containers.
 	required bool
@@ -301,7 +323,7 @@ type wish struct {
 func (w wish) veth() bool { return w.path == PathVeth || w.path == PathBoth }
 
 // strict says that no container of the pod may run while they are not.
-func (w wish) strict() bool { return w.required || w.asked || w.all }
+func (w wish) strict() bool { return w.required || w.asked }
 
 // wishes are what a pod's annotations say for a container.
 func (n *Node) wishes(annotations map[string]string, container string) (wish, error) {
@@ -350,15 +372,17 @@ func (n *Node) wishes(annotations map[string]string, container string) (wish, er
 	if w.class = annotations[annotationClass]; w.class != "" && (len(w.class) != 1 || w.class < "0" || w.class > "7") {
 		return wish{}, refuse(codeAnnotation, "%s is %q: write a traffic class from 0 to 7", annotationClass, w.class)
 	}
-	switch value := annotations[annotationOthers]; value {
-	case "", "kernel":
-	case "runtime":
-		if !w.veth() {
+	w.all = w.sensitive && w.veth() && n.config.Network.OtherTraffic == OtherRuntime
+	if value, there := annotations[annotationOthers]; there {
+		switch other := OtherTraffic(value); {
+		case !other.known():
+			return wish{}, refuse(codeAnnotation, "%s is %q: write %q or %q", annotationOthers, value, OtherKernel, OtherRuntime)
+		case other == OtherRuntime && !w.veth():
 			return wish{}, refuse(codeAnnotation, "%s is %q, which is taken at the veth, and launch times of this pod are not: write %s: %q or %q", annotationOthers, value, annotationPath, PathVeth, PathBoth)
+		default:
+			w.all = other == OtherRuntime
+			w.asked = w.asked || w.all
 		}
-		w.all = true
-	default:
-		return wish{}, refuse(codeAnnotation, "%s is %q: write \"kernel\" or \"runtime\"", annotationOthers, value)
 	}
 	return w, nil
 }

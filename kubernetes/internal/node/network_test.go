@@ -330,16 +330,19 @@ func TestContainersGetALibraryForEachLoader(t *testing.T) {
 
 func TestTheNetworkOfAConfigurationIsChecked(t *testing.T) {
 	for text, want := range map[string]string{
-		"cores: all\nnetwork: {preload: /l.so}":                        "",
-		"cores: none\nnetwork: {preload: /l.so}":                       "",
-		"cores: none":                                                  "nothing is left to serve",
-		"cores: all\nnetwork: {}":                                      "network.preload",
-		"cores: all\nnetwork: {preload: /l.so, sockets: run}":          "network.sockets",
-		"cores: all\nnetwork: {preload: /l.so, unattached: perhaps}":   "network.unattached",
-		"cores: all\nnetwork: {preload: /l.so, path: bridge}":          "network.path",
-		"cores: all\nnetwork: {preload: /l.so, takt: takt}":            "network.takt",
-		"cores: all\nnetwork: {preload: /l.so, peers: true}":           "network.objects",
-		"cores: all\nnetwork: {preload: /l.so, sockts: /run/takt/cni}": "sockts",
+		"cores: all\nnetwork: {preload: /l.so}":                                       "",
+		"cores: none\nnetwork: {preload: /l.so}":                                      "",
+		"cores: none":                                                                 "nothing is left to serve",
+		"cores: all\nnetwork: {}":                                                     "network.preload",
+		"cores: all\nnetwork: {preload: /l.so, sockets: run}":                         "network.sockets",
+		"cores: all\nnetwork: {preload: /l.so, unattached: perhaps}":                  "network.unattached",
+		"cores: all\nnetwork: {preload: /l.so, path: bridge}":                         "network.path",
+		"cores: all\nnetwork: {preload: /l.so, takt: takt}":                           "network.takt",
+		"cores: all\nnetwork: {preload: /l.so, otherTraffic: runtime}":                "",
+		"cores: all\nnetwork: {preload: /l.so, otherTraffic: both}":                   "network.otherTraffic",
+		"cores: all\nnetwork: {preload: /l.so, otherTraffic: runtime, path: preload}": "network.path is preload",
+		"cores: all\nnetwork: {preload: /l.so, peers: true}":                          "network.objects",
+		"cores: all\nnetwork: {preload: /l.so, sockts: /run/takt/cni}":                "sockts",
 	} {
 		file := filepath.Join(t.TempDir(), "config.yaml")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

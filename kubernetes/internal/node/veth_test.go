@@ -183,6 +183,28 @@ func TestLaunchTimesAreTakenAtTheVethOfATimeSensitivePod(t *testing.T) {
 	}
 }
 
+func TestOtherTrafficIsTheRuntimesWhereTheOperatorOrThePodSaysSo(t *testing.T) {
+	for name, tc := range map[string]struct {
+		operator    OtherTraffic
+		more        []string
+		all, strict bool
+	}{
+		"nobody":                       {operator: OtherKernel},
+		"the operator":                 {operator: OtherRuntime, all: true},
+		"the operator, and not at all": {operator: OtherRuntime, more: []string{"takt.dev/path", "preload"}, strict: true},
+		"the pod does not":             {operator: OtherRuntime, more: []string{"takt.dev/other-traffic", "kernel"}},
+		"the pod":                      {operator: OtherKernel, more: []string{"takt.dev/other-traffic", "runtime"}, all: true, strict: true},
+		"of another pod":               {operator: OtherRuntime, more: []string{"takt.dev/time-sensitive", "false"}},
+	} {
+		n := &Node{config: Config{Network: &NetworkConfig{Path: PathBoth, OtherTraffic: tc.operator}}}
+		pod, _ := sensitivePod("pod", tc.more...)
+		w, err := n.wishes(pod.GetAnnotations(), "main")
+		if err != nil || w.all != tc.all || w.strict() != tc.strict {
+			t.Errorf("%s: %+v, %v", name, w, err)
+		}
+	}
+}
+
 func TestWhatTakesLaunchTimesIsStartedAgainAndEndsWithItsPod(t *testing.T) {
 	s := vethSite(t, "")
 	s.attach("pod", "eth0", "veth0")

@@ -337,7 +337,7 @@ func TestTheChartGivesTheAgentWhatANetworkNeeds(t *testing.T) {
 	}
 	want := node.NetworkConfig{
 		Sockets: "/run/takt/cni", AdminSocket: "/run/takt/admin.sock", Plugins: "/opt/cni/bin",
-		Preload: "/usr/lib/x86_64-linux-gnu/takt-preload", Unattached: node.StartUnattached, Unlisted: node.RefuseUnlisted, Library: "/usr/lib/x86_64-linux-gnu/libtakt.so.0", Path: node.PathBoth, Takt: "/usr/bin/takt", Claimed: []uint32{5},
+		Preload: "/usr/lib/x86_64-linux-gnu/takt-preload", Unattached: node.StartUnattached, Unlisted: node.RefuseUnlisted, Library: "/usr/lib/x86_64-linux-gnu/libtakt.so.0", Path: node.PathBoth, OtherTraffic: node.OtherKernel, Takt: "/usr/bin/takt", Claimed: []uint32{5},
 	}
 	if config.Network == nil || !reflect.DeepEqual(*config.Network, want) {
 		t.Errorf("the agent reads %+v", config.Network)

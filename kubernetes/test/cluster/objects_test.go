@@ -352,9 +352,9 @@ func TestTwoNodesSendAtLaunchTimesToPodsOfOthersAndFollowThem(t *testing.T) {
 	exchange(func(address string) *corev1.Pod {
 		return unprivileged("musl", "takt.test/musl:1", timeSensitive, "/talk", address)
 	}, "node-1", "node-2")
-	// A static program in Go: its launch times are taken at its veth.
+	// A static program in Go: its launch times are taken at its veth, and all else that its pod sends.
 	exchange(func(address string) *corev1.Pod {
-		return unprivileged("static", "takt.test/guest:1", map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/path": "veth", "takt.dev/class": "5"}, "/guest", "talk", address)
+		return unprivileged("static", "takt.test/guest:1", map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/path": "veth", "takt.dev/class": "5", "takt.dev/other-traffic": "runtime"}, "/guest", "talk", address)
 	}, "node-1", "node-2")
 
 	// Beside a pod that sends as much as it can, in the same class and launched at the same instants.

@@ -48,6 +48,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "preload" .Values.network.preload
   "library" .Values.network.library
   "path" .Values.network.path
+  "otherTraffic" .Values.network.otherTraffic
   "takt" .Values.network.takt
   "unattached" .Values.network.unattached
   "unlisted" .Values.network.unlisted
