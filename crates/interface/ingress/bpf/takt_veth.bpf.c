@@ -31,6 +31,9 @@
 #define IPV6_NEXT_HEADER (LINK_HEADER + 6)
 #define IPV6_DESTINATION (LINK_HEADER + 24)
 #define IPV6_HEADER 40
+/* From the beginning of a TCP header, and the bit of its SYN there. */
+#define TCP_FLAGS 13
+#define TCP_SYN 2
 #define MOST_EXTENSIONS 8
 
 /* Sizes of records: of most control messages, of a usual MTU, of a jumbo frame. User space takes any. */
@@ -103,6 +106,14 @@ struct {
 	__type(key, struct towards);
 	__type(value, __u8);
 } takt_elsewhere SEC(".maps");
+
+/* Whether TCP without a launch time is taken: from user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} takt_tcp SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -221,17 +232,34 @@ discard:
 /* Whether what has no launch time is taken as well. */
 volatile const __u32 takt_all;
 
+/* Whether a TCP segment that begins so far into the frame may be the runtime's: none that opens a connection, so that the kernel's
+ * connection tracking knows it. */
+static __always_inline bool may_be_tcp(struct __sk_buff *skb, __u32 at)
+{
+	__u32 only = 0, *taken = bpf_map_lookup_elem(&takt_tcp, &only);
+	__u8 flags;
+
+	if (!taken || !*taken || bpf_skb_load_bytes(skb, at + TCP_FLAGS, &flags, 1))
+		return false;
+	return !(flags & TCP_SYN);
+}
+
 /* Whether a packet without a launch time may be the runtime's: IP to one station, which is not known to be elsewhere. */
 static __always_inline bool may_be_ours(struct __sk_buff *skb)
 {
 	struct towards towards = {};
+	__u32 header = IPV6_HEADER;
 	__u8 next = 0, *used;
 
 	if (bpf_skb_load_bytes(skb, 0, towards.station, sizeof(towards.station)) || towards.station[0] & 1)
 		return false;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		if (bpf_skb_load_bytes(skb, IPV4_DESTINATION, towards.receiver, 4))
+		__u8 first;
+
+		if (bpf_skb_load_bytes(skb, IPV4_DESTINATION, towards.receiver, 4) ||
+		    bpf_skb_load_bytes(skb, IPV4_PROTOCOL, &next, 1) || bpf_skb_load_bytes(skb, LINK_HEADER, &first, 1))
 			return false;
+		header = (first & 15) * 4;
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		if (bpf_skb_load_bytes(skb, IPV6_DESTINATION, towards.receiver, 16) ||
 		    bpf_skb_load_bytes(skb, IPV6_NEXT_HEADER, &next, 1))
@@ -242,6 +270,8 @@ static __always_inline bool may_be_ours(struct __sk_buff *skb)
 	} else {
 		return false;
 	}
+	if (next == IPPROTO_TCP && !may_be_tcp(skb, LINK_HEADER + header))
+		return false;
 	used = bpf_map_lookup_elem(&takt_elsewhere, &towards);
 	if (used)
 		*used = 1;

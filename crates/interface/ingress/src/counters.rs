@@ -39,8 +39,10 @@ pub(crate) const OTHER_COUNTERS: [&str; 4] = [
     "other-lost",
     "other-returned",
 ];
-/// The place in the map, behind both, that says whether those are taken.
+/// The place in the map, behind both, that says whether those are taken, and what it says then.
 pub(crate) const TAKES_OTHERS: usize = READER_COUNTERS.len() + OTHER_COUNTERS.len();
+pub(crate) const ALL: u64 = 1;
+pub(crate) const ALL_BUT_TCP: u64 = 2;
 
 /// Names of what the process counts, in the order of its map.
 pub(crate) const READER_COUNTERS: [&str; 12] = [

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::time::{ClockId, DynamicClockId, clock_gettime, clock_gettime_dynamic};
 use takt::{FrameOptions, TaiTime};
 
-use crate::counters::{Counters, OtherCounters, Unserved};
+use crate::counters::{self, Counters, OtherCounters, Unserved};
 use crate::error::Error;
 use crate::others::Others;
 use crate::programs::{Attached, Device};
@@ -73,6 +73,11 @@ impl Attachment {
     /// [`Options::required`].
     pub fn without_realtime(&self) -> Option<&Error> {
         self.programs.without_realtime()
+    }
+
+    /// Whether TCP is left to the kernel although what has no launch time is taken: the kernel would not know its connections.
+    pub fn leaves_tcp(&self) -> bool {
+        self.other_counters.is_some() && !self.programs.takes_tcp()
     }
 
     /// Gives the runtime what is taken until `stop` is readable, then takes no more and gives it what is left.
@@ -233,7 +238,11 @@ impl Attachment {
     fn report(&mut self) {
         let others = self.other_counters.as_ref();
         let counts = others.map(|counters| counters.all()).unwrap_or_default();
-        let takes = u64::from(others.is_some());
+        let takes = match others {
+            None => 0,
+            Some(_) if self.programs.takes_tcp() => counters::ALL,
+            Some(_) => counters::ALL_BUT_TCP,
+        };
         let all = self.counters.all().iter();
         self.programs.tell(all.chain(&counts).chain([&takes]));
         self.runtime

@@ -99,6 +99,8 @@ pub struct Status {
     pub required: bool,
     /// Whether what has no launch time is taken as well.
     pub all: bool,
+    /// Whether TCP is, with that.
+    pub tcp: bool,
     /// Packets by what became of them, in a fixed order; none if nothing is there.
     pub counters: Vec<(&'static str, u64)>,
 }
@@ -110,7 +112,7 @@ pub struct Status {
 pub fn status(device: &str) -> Result<Status, Error> {
     let seen = programs::look(&programs::Device::find(device)?)?;
     let mut named = Vec::new();
-    let mut all = false;
+    let (mut all, mut tcp) = (false, false);
     if let Some((program, reader)) = &seen.taking {
         let of_program = counters::PROGRAM_COUNTERS.into_iter();
         named.extend(of_program.zip(program.iter().copied()));
@@ -122,9 +124,9 @@ pub fn status(device: &str) -> Result<Status, Error> {
                 None => named.push((name, *count)),
             }
         }
-        all = reader
-            .get(counters::TAKES_OTHERS)
-            .is_some_and(|is| *is != 0);
+        let takes = reader.get(counters::TAKES_OTHERS).copied();
+        tcp = takes == Some(counters::ALL);
+        all = tcp || takes == Some(counters::ALL_BUT_TCP);
         if all {
             named.extend(others);
             let reader = reader.iter().skip(counters::READER_COUNTERS.len()).copied();
@@ -139,6 +141,7 @@ pub fn status(device: &str) -> Result<Status, Error> {
         taking: seen.taking.is_some(),
         required: seen.guarded.is_some(),
         all,
+        tcp,
         counters: named,
     })
 }

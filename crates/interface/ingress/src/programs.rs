@@ -34,6 +34,7 @@ const AHEAD: &str = "takt_ahead";
 const REALTIMES: &str = "takt_realtimes";
 const OTHERS: &str = "takt_others";
 const ELSEWHERE: &str = "takt_elsewhere";
+const TCP: &str = "takt_tcp";
 
 /// Bytes of the ring: some thousand packets of a usual MTU, twenty thousand short ones.
 const RING_BYTES: u32 = 4 << 20;
@@ -197,6 +198,12 @@ fn set_ahead(ahead: &mut Array<MapData, u64>) -> Result<(), Error> {
         .map_err(Error::load("tell the clocks' difference"))
 }
 
+/// Tells the program whether TCP is taken.
+fn choose_tcp(tcp: &mut Array<MapData, u32>) -> Result<(), Error> {
+    tcp.set(0, u32::from(sys::lets_tcp_pass_unseen()), 0)
+        .map_err(Error::load("choose whether TCP is taken"))
+}
+
 /// By how much `CLOCK_TAI` is ahead of `CLOCK_REALTIME`, nanoseconds: always whole seconds.
 fn realtime_behind_tai() -> u64 {
     const SECOND: i64 = 1_000_000_000;
@@ -308,6 +315,8 @@ pub(crate) struct Attached {
     ring: RingBuf<MapData>,
     /// Until somebody takes them.
     others: Option<OtherMaps>,
+    /// Whether TCP is taken with them.
+    tcp: Option<Array<MapData, u32>>,
     _unsegmented: Option<Unsegmented>,
     /// What this process tells others.
     reader: Array<MapData, u64>,
@@ -354,6 +363,14 @@ impl Attached {
             realtime => realtime,
         };
         let unsegmented = all.then(|| Unsegmented::new(&device)).transpose()?;
+        let tcp = all.then(|| -> Result<_, Error> {
+            let mut tcp: Array<MapData, u32> = map(&mut ebpf, TCP)?
+                .try_into()
+                .map_err(Error::load("open the choice of TCP"))?;
+            choose_tcp(&mut tcp)?;
+            Ok(tcp)
+        });
+        let tcp = tcp.transpose()?;
         let reader = match map(&mut ebpf, READER)? {
             Map::Array(reader) => reader,
             _ => return Err(missing(READER)),
@@ -390,6 +407,7 @@ impl Attached {
                 .try_into()
                 .map_err(Error::load("open the counters"))?,
             others: all.then(|| OtherMaps::of(&mut ebpf)).transpose()?,
+            tcp,
             _unsegmented: unsegmented,
             device,
             ebpf: Returner(Arc::new(Mutex::new(ebpf))),
@@ -424,6 +442,9 @@ impl Attached {
         if !there.iter().any(|program| program.id() == self.id) {
             return Err(Error::Detached(self.device.name.clone()));
         }
+        if let Some(tcp) = &mut self.tcp {
+            choose_tcp(tcp)?;
+        }
         let Ok(realtime) = &mut self.realtime else {
             return Ok(());
         };
@@ -433,6 +454,12 @@ impl Attached {
             true => Ok(()),
             false => Err(Error::Detached(self.device.name.clone())),
         }
+    }
+
+    /// Whether TCP without a launch time is taken.
+    pub(crate) fn takes_tcp(&self) -> bool {
+        let tcp = self.tcp.as_ref();
+        tcp.is_some_and(|tcp| tcp.get(&0, 0).is_ok_and(|is| is != 0))
     }
 
     /// What gives frames back.

@@ -334,6 +334,20 @@ pub(crate) fn set_gso_segments(index: u32, most: u32) -> io::Result<()> {
     }
 }
 
+/// Whether replies to TCP that the kernel of this network namespace has not seen are taken for what they are: it follows no
+/// connections, or does not mind numbers that it does not expect. Otherwise they are of no connection to it (`INVALID`), and rules such
+/// as kube-proxy's drop them.
+pub(crate) fn lets_tcp_pass_unseen() -> bool {
+    let value = |name| {
+        let path = format!("/proc/sys/net/netfilter/nf_conntrack_{name}");
+        let text = std::fs::read_to_string(path).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    // Without the first there is no connection tracking in this kernel.
+    value("count").is_none_or(|followed| followed == 0)
+        || value("tcp_be_liberal").is_some_and(|is| is != 0)
+}
+
 /// The number by which this network namespace knows another one; `None`: it does not.
 fn namespace_number(of: BorrowedFd<'_>) -> io::Result<Option<i32>> {
     let mut body = [0; GENERAL_HEADER + 8];

@@ -58,7 +58,7 @@ struct Attach {
     /// SO_PRIORITY does not leave the pod
     #[arg(long, value_name = "CLASS", default_value = "dscp", value_parser = class)]
     class: ClassFrom,
-    /// Take what has no launch time as well, TCP too, so that it is inside the schedule of the link and not beside it: it leaves in class 0
+    /// Take what has no launch time as well, TCP too unless the node follows connections strictly, so that it is inside the schedule of the link and not beside it: it leaves in class 0
     /// as soon as the gates and the priority of others let it. What does not go to one station of the network is the kernel's, as before.
     /// The pod's kernel makes segments of TCP itself meanwhile. Needs a listener with class 0 and one session more
     #[arg(long)]
@@ -93,6 +93,7 @@ struct Told {
     taking: bool,
     required: bool,
     all: bool,
+    tcp: bool,
     counters: Vec<Counter>,
 }
 
@@ -137,6 +138,13 @@ impl Attach {
         if let Some(why) = attachment.without_realtime() {
             eprintln!("takt: warning: {why}");
         }
+        if attachment.leaves_tcp() {
+            eprintln!(
+                "takt: warning: TCP stays the kernel's, beside the schedule: connections are followed on this node, and rules such as \
+                 kube-proxy's would drop replies to what they have not seen; `sysctl net.netfilter.nf_conntrack_tcp_be_liberal=1` \
+                 (kube-proxy: conntrack.tcpBeLiberal) lets it be taken"
+            );
+        }
         let otherwise = match self.required {
             true => "is dropped",
             false => "goes the kernel's way",
@@ -164,6 +172,7 @@ impl Status {
                 taking: status.taking,
                 required: status.required,
                 all: status.all,
+                tcp: status.tcp,
                 counters: counters
                     .map(|(name, packets)| Counter { name, packets })
                     .collect(),
@@ -188,9 +197,10 @@ impl Status {
             true => String::new(),
             false => table(&columns, rows),
         };
-        let all = match status.all {
-            true => "; what has none is sent by the runtime too",
-            false => "",
+        let all = match (status.all, status.tcp) {
+            (true, true) => "; what has none is sent by the runtime too",
+            (true, false) => "; what has none is sent by the runtime too, but TCP is the kernel's",
+            (false, _) => "",
         };
         print(&format!("{device}: {text}{all}\n{counters}"))
     }

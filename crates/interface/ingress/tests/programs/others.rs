@@ -233,3 +233,39 @@ fn without_a_daemon_or_the_command_it_is_the_kernels_again() {
     site.attach(&["--all"]).terminate();
     assert_eq!(segments(&site), before);
 }
+
+/// As kube-proxy has it: what belongs to no connection that is known is dropped.
+#[test]
+fn tcp_gets_through_a_firewall_that_follows_connections() {
+    let site = Site::routed();
+    let on_host = |program: &str, arguments: &[&str]| {
+        let command = site.lab.host(0).command(program);
+        ended_well(command.expect("the lab is up").args(arguments).output());
+    };
+    let rules = "add table inet guard; add chain inet guard forward { type filter hook forward priority 0; }; \
+                 add rule inet guard forward ct state invalid drop";
+    on_host("nft", &[rules]);
+    let sent = pattern(1 << 20);
+    let exchange = || {
+        let received = reader(&site);
+        write(&site, site.addresses()[0], &sent);
+        assert!(received.join().expect("read") == sent);
+    };
+    exchange();
+    let attached = site.attach(&["--all"]);
+    assert!(attached.output().contains("TCP stays the kernel's"));
+    exchange();
+    let (_, _, counters) = site.status();
+    assert_eq!(counters["other-taken"], 0, "{counters:?}");
+    // From then on it does not mind; the command looks from time to time.
+    on_host(
+        "sysctl",
+        &["-q", "net.netfilter.nf_conntrack_tcp_be_liberal=1"],
+    );
+    until("TCP is the runtime's", || {
+        exchange();
+        let (_, _, counters) = site.status();
+        (counters["other-taken"] > sent.len() as u64 / 1500).then_some(())
+    });
+    attached.terminate();
+}
