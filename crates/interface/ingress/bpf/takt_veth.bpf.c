@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * At the ingress of the host's end of a pod's veth: takes packets that have a launch time out of the kernel's path and hands
- * them to user space with it, see docs/decisions/0013; and those that have none, if that is wanted. The pod can neither see nor remove these programs, but for
- * the one at its own end.
+ * them to user space with it, see docs/decisions/0013; and those that have none, if that is wanted. The pod can neither see nor
+ * remove these programs, but for the one at its own end.
  *
  * Not a parser of record: user space and the lane check every frame again.
  */

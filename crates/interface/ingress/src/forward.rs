@@ -50,13 +50,15 @@ impl Attachment {
     pub fn new(options: &Options) -> Result<Self, Error> {
         let device = Device::find(&options.device)?;
         let name = format!("takt veth {}", device.name);
-        let socket = options.socket.as_deref();
-        let runtime = Runtime::open(name.clone(), socket)?;
-        let mut programs = Attached::new(device, options.required, options.all)?;
-        let maps = programs.take_others();
-        let others = maps
-            .map(|maps| Others::new(format!("{name} all"), socket, maps, programs.returner()))
+        let open = |name| Runtime::open(name, options.socket.as_deref());
+        let runtime = open(name.clone())?;
+        let for_others = options
+            .all
+            .then(|| open(format!("{name} all")))
             .transpose()?;
+        let mut programs = Attached::new(device, options.required, options.all)?;
+        let others = for_others.zip(programs.take_others());
+        let others = others.map(|(runtime, maps)| Others::new(runtime, maps, programs.returner()));
         Ok(Self {
             programs,
             other_counters: others.as_ref().map(Others::counters),

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -57,21 +56,16 @@ pub(crate) struct Others {
     /// What the program knows to be elsewhere, and since when.
     known: HashMap<Towards, Instant>,
     elsewhere: KernelMap<MapData, Key, u8>,
-    /// What it is told of as soon as nothing of it waits in the ring: it would be overtaken.
+    /// What it is told of as soon as nothing of it waits in the ring, which would be overtaken; or after a while.
     found: Vec<Towards>,
     next_tick: Instant,
 }
 
 impl Others {
-    /// Opens a session with the runtime.
-    pub(crate) fn new(
-        name: String,
-        socket: Option<&Path>,
-        maps: OtherMaps,
-        returner: Returner,
-    ) -> Result<Self, takt::Error> {
-        Ok(Self {
-            runtime: Runtime::open(name, socket)?,
+    /// With a session of the runtime.
+    pub(crate) fn new(runtime: Runtime, maps: OtherMaps, returner: Returner) -> Self {
+        Self {
+            runtime,
             ring: maps.ring,
             elsewhere: maps.elsewhere,
             returner,
@@ -82,7 +76,7 @@ impl Others {
             known: HashMap::new(),
             found: Vec::new(),
             next_tick: Instant::now(),
-        })
+        }
     }
 
     /// What it counts.
@@ -191,6 +185,8 @@ impl Others {
     fn give_back(&mut self, why: Unserved) {
         if why == Unserved::Station
             && let Some(towards) = Towards::of(&self.frame)
+            && self.found.len() < MOST_ELSEWHERE
+            && !self.found.ends_with(&[towards])
         {
             self.found.push(towards);
         }
@@ -224,6 +220,7 @@ impl Others {
             return;
         }
         self.next_tick = now + TICK;
+        self.tell_elsewhere();
         let old = self.known.iter();
         let old = old.filter(|(_, since)| now.duration_since(**since) >= ELSEWHERE);
         let old: Vec<Towards> = old.map(|(towards, _)| *towards).take(ASKED).collect();
