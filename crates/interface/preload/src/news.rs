@@ -96,12 +96,16 @@ impl Mailbox {
         if self.latest.load(Ordering::Relaxed).is_null() {
             return None;
         }
+        self.take_out()
+    }
+
+    /// The same for who has seen some there: another reader may have been faster.
+    fn take_out(&self) -> Option<Read<'_>> {
         // Acquire: partner is the store in `leave`.
         let news = self.latest.swap(ptr::null_mut(), Ordering::Acquire);
-        (!news.is_null()).then_some(Read {
-            news,
-            mailbox: self,
-        })
+        let mailbox = self;
+        // Not `then_some`: a reading of nothing must not even be dropped.
+        (!news.is_null()).then(|| Read { news, mailbox })
     }
 }
 
@@ -246,6 +250,8 @@ mod tests {
         mailbox.leave(news(1, &options, &[(2, 21), (3, 30)]));
         assert_eq!(read(&mailbox), [(2, 21), (3, 30), (1, 10)]);
         assert!(mailbox.take().is_none());
+        // Another reader was faster.
+        assert!(mailbox.take_out().is_none());
         mailbox.leave(news(1, &options, &[(1, 11)]));
         mailbox.leave(news(2, &options, &[(2, 22)]));
         assert_eq!(read(&mailbox), [(2, 22)]);
