@@ -1,8 +1,5 @@
 //! Launch times that are kept.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-
 use takt_testing::until;
 
 use super::support::{Site, ended_well, go_talker, static_talker};
@@ -89,22 +86,9 @@ fn what_has_no_launch_time_passes_untouched_and_tcp_is_not_taken_for_timed() {
         );
     }
     // TCP paces by times of delivery of its own.
-    let listener = {
-        let _inside = site.there().enter().expect("the lab is up");
-        TcpListener::bind("[::]:5002").expect("bind")
-    };
-    let echo = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().expect("a connection");
-        let mut all = Vec::new();
-        stream.read_to_end(&mut all).expect("received");
-        all.len()
-    });
-    {
-        let _inside = site.pod().enter().expect("the lab is up");
-        let mut stream = TcpStream::connect((site.addresses()[0], 5002)).expect("connected");
-        stream.write_all(&vec![7; 4 << 20]).expect("sent");
-    }
-    assert_eq!(echo.join().expect("the echo"), 4 << 20);
+    let received = site.reader();
+    site.write(site.addresses()[0], &vec![7; 4 << 20]);
+    assert_eq!(received.join().expect("read").len(), 4 << 20);
     let (_, _, counters) = site.status();
     assert_eq!(
         (counters["taken"], counters["dropped"]),
@@ -204,10 +188,7 @@ fn over_a_routed_network_what_is_for_the_other_node_is_in_time_and_what_is_for_t
     in_time(&wire.wait(COUNT as usize));
     site.until_counted("sent", COUNT.into());
     // The gateway is this node's kernel, which the runtime does not stand in for.
-    let gateway = {
-        let [a, b, c, _] = site.pod().address().octets();
-        std::net::Ipv4Addr::new(a, b, c, 1)
-    };
+    let gateway = site.gateway();
     let listener = {
         let _inside = site.lab.host(0).enter().expect("the lab is up");
         std::net::UdpSocket::bind((gateway, super::support::PORT)).expect("the gateway's address")

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::others::{pattern, reader, write};
+use super::others::pattern;
 use super::support::{PORT, Site, Wire, built, dynamic_talker, ended_well, static_talker};
 
 /// Datagrams of a run, one each millisecond.
@@ -79,9 +79,9 @@ fn throughput_of_what_has_no_launch_time() {
     for _ in 0..ROUNDS {
         for (way, rates) in rates.iter_mut().enumerate() {
             let attached = (way == 1).then(|| site.attach(&["--all"]));
-            let received = reader(&site);
+            let received = site.reader();
             let begin = Instant::now();
-            write(&site, to, &sent);
+            site.write(to, &sent);
             assert!(received.join().expect("read") == sent);
             rates.push(sent.len() as f64 * 8.0 / begin.elapsed().as_secs_f64() / 1e6);
             if let Some(attached) = attached {

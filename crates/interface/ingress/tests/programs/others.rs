@@ -1,12 +1,10 @@
 //! What has no launch time, of a pod of which that is taken too.
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
-use std::thread::JoinHandle;
+use std::net::UdpSocket;
 
 use takt_testing::{PATIENCE, until};
 
-use super::support::{PORT, Site, ended_well, static_talker};
+use super::support::{PORT, Site, ended_well, static_talker, taprio};
 
 /// Datagrams of a talker.
 const COUNT: u32 = 50;
@@ -15,38 +13,10 @@ const LEAD: &str = "200000";
 const HALVES: &str = "sched-entry S 20 5000000 sched-entry S df 5000000";
 const CYCLE: i64 = 10_000_000;
 
-/// A schedule as `tc` has it, with a class for each priority.
-fn taprio(entries: &str) -> String {
-    format!(
-        "taprio num_tc 8 map 0 1 2 3 4 5 6 7 0 0 0 0 0 0 0 0 queues 1@0 1@1 1@2 1@3 1@4 1@5 1@6 1@7 base-time 0 \
-         {entries} clockid CLOCK_TAI"
-    )
-}
-
 /// A socket of the pod.
 fn socket(site: &Site) -> UdpSocket {
     let _inside = site.pod().enter().expect("the lab is up");
     UdpSocket::bind("0.0.0.0:0").expect("bind")
-}
-
-/// The other pod reads a stream to its end, and says what it was.
-pub fn reader(site: &Site) -> JoinHandle<Vec<u8>> {
-    let listener = {
-        let _inside = site.there().enter().expect("the lab is up");
-        TcpListener::bind("[::]:5002").expect("bind")
-    };
-    std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().expect("a connection");
-        let mut all = Vec::new();
-        stream.read_to_end(&mut all).expect("received");
-        all
-    })
-}
-
-pub fn write(site: &Site, to: IpAddr, what: &[u8]) {
-    let _inside = site.pod().enter().expect("the lab is up");
-    let mut stream = TcpStream::connect((to, 5002)).expect("connected");
-    stream.write_all(what).expect("sent");
 }
 
 pub fn pattern(length: usize) -> Vec<u8> {
@@ -92,9 +62,9 @@ fn it_leaves_inside_the_schedule_and_launch_times_are_kept_beside_it() {
     site.until_counted("other-sent", 500);
 
     let sent = pattern(4 << 20);
-    let received = reader(&site);
+    let received = site.reader();
     std::thread::scope(|scope| {
-        scope.spawn(|| write(&site, to, &sent));
+        scope.spawn(|| site.write(to, &sent));
         ended_well(site.talker(&talker, "tai", to, COUNT, LEAD).output());
     });
     assert!(received.join().expect("read") == sent);
@@ -149,8 +119,8 @@ fn tcp_goes_by_the_runtime_by_either_ip_whole_and_in_segments_of_the_mtu() {
     let sent = pattern(1 << 20);
     let mut least = 0;
     for to in site.addresses() {
-        let received = reader(&site);
-        write(&site, to, &sent);
+        let received = site.reader();
+        site.write(to, &sent);
         assert!(received.join().expect("read") == sent);
         least += sent.len() as u64 / 1500;
         let (_, _, counters) = site.status();
@@ -164,10 +134,7 @@ fn tcp_goes_by_the_runtime_by_either_ip_whole_and_in_segments_of_the_mtu() {
 #[test]
 fn what_the_runtime_does_not_reach_is_the_kernels_in_order_and_no_longer_taken() {
     let site = Site::routed();
-    let gateway = {
-        let [a, b, c, _] = site.pod().address().octets();
-        Ipv4Addr::new(a, b, c, 1)
-    };
+    let gateway = site.gateway();
     let there = {
         let _inside = site.lab.host(0).enter().expect("the lab is up");
         UdpSocket::bind((gateway, PORT)).expect("the gateway's address")
@@ -247,8 +214,8 @@ fn tcp_gets_through_a_firewall_that_follows_connections() {
     on_host("nft", &[rules]);
     let sent = pattern(1 << 20);
     let exchange = || {
-        let received = reader(&site);
-        write(&site, site.addresses()[0], &sent);
+        let received = site.reader();
+        site.write(site.addresses()[0], &sent);
         assert!(received.join().expect("read") == sent);
     };
     exchange();

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use takt_lab::{Capture, Host, Lab, LabConfig, OVERLAY_DEVICE, OVERLAY_ID, Overlay};
@@ -93,6 +95,14 @@ pub fn go_talker() -> Option<PathBuf> {
         eprintln!("SKIPPED: the program in Go, for there is no `go` here: run scripts/setup.sh");
     }
     program
+}
+
+/// A schedule as `tc` has it, with a class for each priority.
+pub fn taprio(entries: &str) -> String {
+    format!(
+        "taprio num_tc 8 map 0 1 2 3 4 5 6 7 0 0 0 0 0 0 0 0 queues 1@0 1@1 1@2 1@3 1@4 1@5 1@6 1@7 base-time 0 \
+         {entries} clockid CLOCK_TAI"
+    )
 }
 
 /// What a command printed, which must have ended well.
@@ -234,6 +244,33 @@ impl Site {
     /// Its addresses.
     pub fn addresses(&self) -> [IpAddr; 2] {
         [self.there().address().into(), six(1)]
+    }
+
+    /// The address of its gateway on a routed network: this host's.
+    pub fn gateway(&self) -> Ipv4Addr {
+        let [a, b, c, _] = self.pod().address().octets();
+        Ipv4Addr::new(a, b, c, 1)
+    }
+
+    /// The other pod reads a stream to its end, and says what it was.
+    pub fn reader(&self) -> JoinHandle<Vec<u8>> {
+        let listener = {
+            let _inside = self.there().enter().expect("the lab is up");
+            TcpListener::bind("[::]:5002").expect("bind")
+        };
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a connection");
+            let mut all = Vec::new();
+            stream.read_to_end(&mut all).expect("received");
+            all
+        })
+    }
+
+    /// The pod writes one, whole.
+    pub fn write(&self, to: IpAddr, what: &[u8]) {
+        let _inside = self.pod().enter().expect("the lab is up");
+        let mut stream = TcpStream::connect((to, 5002)).expect("connected");
+        stream.write_all(what).expect("sent");
     }
 
     /// Where its programs would attach, were they preloaded.
