@@ -2,7 +2,7 @@
 /*
  * At the ingress of the host's end of a pod's veth: takes packets that have a launch time out of the kernel's path and hands
  * them to user space with it, see docs/decisions/0013; and those that have none, if that is wanted. The pod can neither see nor
- * remove these programs, but for the one at its own end.
+ * remove these programs, but for the one at its own end. And at the egress of a link: takes what the kernel would send there.
  *
  * Not a parser of record: user space and the lane check every frame again.
  */
@@ -27,8 +27,10 @@
 /* Ethernet header; the first octets of IPv4 and IPv6. */
 #define LINK_HEADER 14
 #define IPV4_PROTOCOL (LINK_HEADER + 9)
+#define IPV4_SOURCE (LINK_HEADER + 12)
 #define IPV4_DESTINATION (LINK_HEADER + 16)
 #define IPV6_NEXT_HEADER (LINK_HEADER + 6)
+#define IPV6_SOURCE (LINK_HEADER + 8)
 #define IPV6_DESTINATION (LINK_HEADER + 24)
 #define IPV6_HEADER 40
 /* From the beginning of a TCP header, and the bit of its SYN there. */
@@ -145,6 +147,21 @@ struct {
 	__type(value, __u64);
 } takt_realtimes SEC(".maps");
 
+/* Where the runtime's own datagrams come from, which pass as they are: from user space. Without an address: by any. */
+struct own {
+	/* As the receiver above. */
+	__u8 address[16];
+	__be16 port;
+	__u16 zero;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct own);
+	__type(value, __u8);
+} takt_own SEC(".maps");
+
 /* What user space counts, for those who ask; the programs do not read it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -244,14 +261,17 @@ static __always_inline bool may_be_tcp(struct __sk_buff *skb, __u32 at)
 	return !(flags & TCP_SYN);
 }
 
-/* Whether a packet without a launch time may be the runtime's: IP to one station, which is not known to be elsewhere. */
-static __always_inline bool may_be_ours(struct __sk_buff *skb)
+/* Whether a packet without a launch time may be the runtime's: IP to one station, which is not known to be elsewhere. What leaves by a
+ * link is of interest by its station alone, which may be a group, and the kernel has seen its connection. */
+static __always_inline bool may_be_ours(struct __sk_buff *skb, bool by_link)
 {
 	struct towards towards = {};
 	__u32 header = IPV6_HEADER;
 	__u8 next = 0, *used;
 
-	if (bpf_skb_load_bytes(skb, 0, towards.station, sizeof(towards.station)) || towards.station[0] & 1)
+	if (bpf_skb_load_bytes(skb, 0, towards.station, sizeof(towards.station)))
+		return false;
+	if (!by_link && towards.station[0] & 1)
 		return false;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		__u8 first;
@@ -270,7 +290,9 @@ static __always_inline bool may_be_ours(struct __sk_buff *skb)
 	} else {
 		return false;
 	}
-	if (next == IPPROTO_TCP && !may_be_tcp(skb, LINK_HEADER + header))
+	if (by_link)
+		__builtin_memset(towards.receiver, 0, sizeof(towards.receiver));
+	else if (next == IPPROTO_TCP && !may_be_tcp(skb, LINK_HEADER + header))
 		return false;
 	used = bpf_map_lookup_elem(&takt_elsewhere, &towards);
 	if (used)
@@ -293,6 +315,23 @@ static __always_inline enum counter take(struct __sk_buff *skb, void *ring)
 	return hand_over(skb, ring, LARGE);
 }
 
+/* Takes what has no launch time; false: it passes. */
+static __always_inline bool take_other(struct __sk_buff *skb)
+{
+	switch (take(skb, &takt_others)) {
+	case TAKEN:
+		count(&takt_counters, OTHER_TAKEN);
+		return true;
+	case RING_FULL:
+		/* As any full queue of a link does: past it, it would be beside the schedule. */
+		count(&takt_counters, OTHER_FULL);
+		return true;
+	default:
+		count(&takt_counters, OTHER_PASSED);
+		return false;
+	}
+}
+
 /* The mark of what is given back without ever having had a launch time, by which it is not taken again. None from the pod's own
  * namespace comes across its veth. */
 #define RETURNED 0x74616b74
@@ -312,22 +351,11 @@ int takt_take(struct __sk_buff *skb)
 		count(&takt_counters, result);
 		return result == TAKEN ? TCX_DROP : TCX_NEXT;
 	}
-	if (!takt_all || !may_be_ours(skb)) {
+	if (!takt_all || !may_be_ours(skb, false)) {
 		count(&takt_counters, UNTIMED);
 		return TCX_NEXT;
 	}
-	switch (take(skb, &takt_others)) {
-	case TAKEN:
-		count(&takt_counters, OTHER_TAKEN);
-		return TCX_DROP;
-	case RING_FULL:
-		/* As any full queue of a link does: past it, it would be beside the schedule. */
-		count(&takt_counters, OTHER_FULL);
-		return TCX_DROP;
-	default:
-		count(&takt_counters, OTHER_PASSED);
-		return TCX_NEXT;
-	}
+	return take_other(skb) ? TCX_DROP : TCX_NEXT;
 }
 
 /* Lets nothing with a launch time pass. Behind the other one, and there without it. */
@@ -379,6 +407,92 @@ int takt_return_other(struct __sk_buff *skb)
 {
 	skb->mark = RETURNED;
 	return bpf_clone_redirect(skb, takt_device, BPF_F_INGRESS);
+}
+
+/* Whether the runtime sends a packet that leaves by a link, by a socket of its own. */
+static __always_inline bool is_own(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+	struct own own = {};
+
+	if (!sk)
+		return false;
+	sk = bpf_sk_fullsock(sk);
+	if (!sk || sk->protocol != IPPROTO_UDP)
+		return false;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes(skb, IPV4_SOURCE, own.address, 4))
+			return false;
+	} else if (skb->protocol != bpf_htons(ETH_P_IPV6) || bpf_skb_load_bytes(skb, IPV6_SOURCE, own.address, 16)) {
+		return false;
+	}
+	own.port = bpf_htons(sk->src_port);
+	if (bpf_map_lookup_elem(&takt_own, &own))
+		return true;
+	__builtin_memset(own.address, 0, sizeof(own.address));
+	return bpf_map_lookup_elem(&takt_own, &own);
+}
+
+/* The mark of what one program below has carried to the other one. */
+#define CARRIED 0x74616b75
+
+/* The link's address, and the end of the pair of veths that leads to the second program. */
+volatile const __u8 takt_address[6];
+volatile const __u32 takt_carrier;
+
+/*
+ * At the egress of a link, behind routes, tunnels, netfilter and translation: carries what may be the runtime's to the other program, by a
+ * pair of veths that makes single packets of it, with checksums. The runtime's own sockets of packets have the mark of what is given back.
+ */
+SEC("classifier")
+int takt_uplink(struct __sk_buff *skb)
+{
+	__u8 source[6];
+
+	if (skb->mark == RETURNED) {
+		skb->mark = 0;
+		return TCX_NEXT;
+	}
+	if (is_own(skb))
+		return TCX_NEXT;
+	if (bpf_skb_load_bytes(skb, sizeof(source), source, sizeof(source)))
+		return TCX_NEXT;
+	for (int i = 0; i < 6; i++) {
+		if (source[i] != takt_address[i]) {
+			/* A device on top of this one, or a port of its bridge. */
+			count(&takt_counters, OTHER_PASSED);
+			return TCX_NEXT;
+		}
+	}
+	if (skb->vlan_present || skb->protocol == bpf_htons(ETH_P_8021Q) || skb->protocol == bpf_htons(ETH_P_8021AD)) {
+		count(&takt_counters, OTHER_PASSED);
+		return TCX_NEXT;
+	}
+	if (!may_be_ours(skb, true)) {
+		count(&takt_counters, UNTIMED);
+		return TCX_NEXT;
+	}
+	skb->mark = CARRIED;
+	return bpf_redirect(takt_carrier, 0);
+}
+
+/* At the ingress of that pair's other end. */
+SEC("classifier")
+int takt_carried(struct __sk_buff *skb)
+{
+	/* The pair has no packets of its own, whoever may have given it addresses. */
+	if (skb->mark != CARRIED || take_other(skb))
+		return TCX_DROP;
+	skb->mark = RETURNED;
+	return bpf_redirect(takt_device, 0);
+}
+
+/* Run by user space on a frame that is to leave by the link after all. */
+SEC("classifier")
+int takt_return_uplink(struct __sk_buff *skb)
+{
+	skb->mark = RETURNED;
+	return bpf_clone_redirect(skb, takt_device, 0);
 }
 
 /* Run by user space: whether the kernel tells the times of CLOCK_TAI apart. */

@@ -23,6 +23,29 @@ pub enum Error {
         /// Its driver.
         driver: String,
     },
+    /// There is no such interface here.
+    #[error(
+        "there is no interface {0} with a MAC address in this network namespace: name the one whose link has the schedule, see `ip link`"
+    )]
+    NoLink(String),
+    /// The listener is not for that interface.
+    #[error(
+        "the listener is not for {device}: it needs an endpoint of a native network on {device} with `mac = \"{mac}\"`, `mtu = {mtu}` and \
+         `addresses = [\"0.0.0.0/0\", \"::/0\"]`"
+    )]
+    OtherEndpoint {
+        /// The interface.
+        device: String,
+        /// Its address.
+        mac: String,
+        /// How long its packets may be.
+        mtu: u32,
+    },
+    /// Somebody takes what leaves there already.
+    #[error(
+        "what leaves by {0} is taken already: end the other `takt uplink attach --device {0}` first"
+    )]
+    UplinkAttached(String),
     /// The kernel cannot tell the clocks of launch times apart, or attach the program.
     #[error(
         "this kernel cannot tell launch times of CLOCK_TAI from others ({0}): Linux 6.11 or later is needed; use `takt preload`"

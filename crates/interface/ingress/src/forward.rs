@@ -32,7 +32,20 @@ pub struct Attachment {
 }
 
 /// Ends what takes packets without a launch time when it is dropped.
-struct Ending(OwnedFd);
+pub(crate) struct Ending(OwnedFd);
+
+impl Ending {
+    /// What becomes readable then, and itself.
+    pub(crate) fn new() -> Result<(OwnedFd, Self), Error> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC;
+        let end = rustix::event::eventfd(0, flags).map_err(io::Error::from);
+        let end = end.map_err(Error::system("create an eventfd"))?;
+        let ending = end
+            .try_clone()
+            .map_err(Error::system("copy a descriptor"))?;
+        Ok((end, Self(ending)))
+    }
+}
 
 impl Drop for Ending {
     fn drop(&mut self) {
@@ -90,14 +103,9 @@ impl Attachment {
         let Some(others) = self.others.take() else {
             return self.run_until(stop, None);
         };
-        let flags = rustix::event::EventfdFlags::CLOEXEC;
-        let eventfd = || rustix::event::eventfd(0, flags).map_err(io::Error::from);
-        let end = eventfd().map_err(Error::system("create an eventfd"))?;
-        let ending = end
-            .try_clone()
-            .map_err(Error::system("copy a descriptor"))?;
+        let (end, ending) = Ending::new()?;
         std::thread::scope(|scope| {
-            let ending = Some(Ending(ending));
+            let ending = Some(ending);
             std::thread::Builder::new()
                 .name("takt-others".to_owned())
                 .spawn_scoped(scope, || others.run(end))
@@ -253,7 +261,7 @@ impl Attachment {
 }
 
 /// Whether there is something to read within a time.
-fn readable(fd: impl AsFd, patience: Duration) -> Result<bool, Error> {
+pub(crate) fn readable(fd: impl AsFd, patience: Duration) -> Result<bool, Error> {
     let mut waiting = [PollFd::new(&fd, PollFlags::IN)];
     match rustix::event::poll(&mut waiting, Some(&timespec(patience))) {
         Ok(ready) => Ok(ready > 0),

@@ -9,6 +9,7 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | `uplink` | what this host sends by a link without Takt, taken there |
 //! | [`guest`] | the same for virtual machines: the device by which a guest sends |
 //! | `runtime` | the runtime, to which frames of others are given |
 //! | `programs` | loading and attaching the programs of `bpf/` |
@@ -29,6 +30,7 @@ mod programs;
 pub mod record;
 mod runtime;
 mod sys;
+mod uplink;
 
 use std::path::PathBuf;
 
@@ -36,6 +38,7 @@ use takt::TrafficClass;
 
 pub use error::Error;
 pub use forward::Attachment;
+pub use uplink::{Uplink, UplinkOptions, uplink_status};
 
 /// Which traffic class frames are of. The pod's `SO_PRIORITY` ends at the veth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -184,7 +184,7 @@ impl Others {
     /// Lets the frame in hand go the kernel's way.
     fn give_back(&mut self, why: Unserved) {
         if why == Unserved::Station
-            && let Some(towards) = Towards::of(&self.frame)
+            && let Some(towards) = self.runtime.towards(&self.frame)
             && self.found.len() < MOST_ELSEWHERE
             && !self.found.ends_with(&[towards])
         {

@@ -18,30 +18,35 @@ use crate::error::Error;
 use crate::sys;
 
 /// The compiled `bpf/takt_veth.bpf.c`.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/takt_veth.bpf.o"));
+pub(crate) static OBJECT: &[u8] =
+    aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/takt_veth.bpf.o"));
 
 const TAKE: &str = "takt_take";
 const GUARD: &str = "takt_guard";
 const REALTIME: &str = "takt_realtime";
 const RETURN: &str = "takt_return";
 const RETURN_OTHER: &str = "takt_return_other";
+pub(crate) const UPLINK: &str = "takt_uplink";
+pub(crate) const CARRIED: &str = "takt_carried";
+pub(crate) const RETURN_UPLINK: &str = "takt_return_uplink";
 const PROBE: &str = "takt_probe";
-const RING: &str = "takt_ring";
-const COUNTERS: &str = "takt_counters";
+pub(crate) const RING: &str = "takt_ring";
+pub(crate) const COUNTERS: &str = "takt_counters";
 const GUARDED: &str = "takt_guarded";
-const READER: &str = "takt_reader";
+pub(crate) const READER: &str = "takt_reader";
 const AHEAD: &str = "takt_ahead";
 const REALTIMES: &str = "takt_realtimes";
-const OTHERS: &str = "takt_others";
+pub(crate) const OTHERS: &str = "takt_others";
 const ELSEWHERE: &str = "takt_elsewhere";
 const TCP: &str = "takt_tcp";
+pub(crate) const OWN: &str = "takt_own";
 
 /// Bytes of the ring: some thousand packets of a usual MTU, twenty thousand short ones.
 const RING_BYTES: u32 = 4 << 20;
 /// The same of what has no launch time: a queue that it would not outgrow at a switch either, 500 packets of a usual MTU.
-const OTHERS_BYTES: u32 = 1 << 20;
-/// Where nothing of that is taken, the least that a ring can have.
-const NO_OTHERS: u32 = 4 << 10;
+pub(crate) const OTHERS_BYTES: u32 = 1 << 20;
+/// Where nothing is taken by one, the least that a ring can have.
+pub(crate) const NO_RING: u32 = 4 << 10;
 
 /// A device, by the name and number that it has had from the beginning.
 #[derive(Clone, Debug)]
@@ -51,6 +56,20 @@ pub(crate) struct Device {
 }
 
 impl Device {
+    /// Whatever it is.
+    pub(crate) fn any(name: &str) -> Result<Self, Error> {
+        let index = sys::index(name).map_err(|_| Error::NoLink(name.to_owned()))?;
+        Ok(Self {
+            name: name.to_owned(),
+            index,
+        })
+    }
+
+    /// Its number.
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
     /// The host's end of a veth.
     pub(crate) fn find(name: &str) -> Result<Self, Error> {
         let index = sys::index(name).map_err(|_| Error::NoDevice(name.to_owned()))?;
@@ -76,7 +95,7 @@ impl Device {
         self.programs_at(TcAttachType::Ingress)
     }
 
-    fn programs_at(&self, place: TcAttachType) -> Result<Vec<ProgramInfo>, Error> {
+    pub(crate) fn programs_at(&self, place: TcAttachType) -> Result<Vec<ProgramInfo>, Error> {
         let asked = SchedClassifier::query_tcx(&self.name, place);
         // Afterwards: it may have gone while we asked.
         if sys::index(&self.name).ok() != Some(self.index) {
@@ -224,7 +243,7 @@ pub(crate) struct OtherMaps {
 }
 
 impl OtherMaps {
-    fn of(ebpf: &mut Ebpf) -> Result<Self, Error> {
+    pub(crate) fn of(ebpf: &mut Ebpf) -> Result<Self, Error> {
         Ok(Self {
             ring: map(ebpf, OTHERS)?
                 .try_into()
@@ -276,21 +295,40 @@ impl Drop for Unsegmented {
 
 /// The programs as those have them who give frames back.
 #[derive(Clone)]
-pub(crate) struct Returner(Arc<Mutex<Ebpf>>);
+pub(crate) struct Returner {
+    ebpf: Arc<Mutex<Ebpf>>,
+    /// What returns a frame, and what returns one that would be taken again.
+    programs: [&'static str; 2],
+}
 
 impl Returner {
+    pub(crate) fn new(ebpf: Ebpf, programs: [&'static str; 2]) -> Self {
+        let ebpf = Arc::new(Mutex::new(ebpf));
+        Self { ebpf, programs }
+    }
+
     fn ebpf(&self) -> MutexGuard<'_, Ebpf> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ebpf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets a frame go on as if the device had just received it, without a launch time. Whether the kernel has it.
     pub(crate) fn give_back(&self, frame: &[u8]) -> bool {
-        self.run(RETURN, frame)
+        self.run(self.programs[0], frame)
     }
 
     /// The same of one that had none, and would be taken again.
     pub(crate) fn give_back_other(&self, frame: &[u8]) -> bool {
-        self.run(RETURN_OTHER, frame)
+        self.run(self.programs[1], frame)
+    }
+
+    /// Takes a program away from where it is attached.
+    pub(crate) fn unload(&self, name: &str) {
+        let mut ebpf = self.ebpf();
+        let program = ebpf.program_mut(name);
+        if let Some(Ok(program)) = program.map(<&mut SchedClassifier>::try_from) {
+            // Goes with its links. If it is not there any more, the better.
+            let _ = program.unload();
+        }
     }
 
     fn run(&self, name: &str, frame: &[u8]) -> bool {
@@ -333,7 +371,7 @@ impl Attached {
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .map_max_entries(RING, RING_BYTES)
-            .map_max_entries(OTHERS, if all { OTHERS_BYTES } else { NO_OTHERS })
+            .map_max_entries(OTHERS, if all { OTHERS_BYTES } else { NO_RING })
             .override_global("takt_all", &u32::from(all), true)
             .override_global("takt_device", &device.index, true)
             .override_global("takt_required", &u32::from(required), true)
@@ -371,16 +409,7 @@ impl Attached {
             Ok(tcp)
         });
         let tcp = tcp.transpose()?;
-        let reader = match map(&mut ebpf, READER)? {
-            Map::Array(reader) => reader,
-            _ => return Err(missing(READER)),
-        };
-        let take = program(&mut ebpf, TAKE)?;
-        let descriptor = take
-            .fd()
-            .map_err(Error::load("load the program that takes"))?;
-        sys::bind(descriptor.as_fd(), reader.fd().as_fd())
-            .map_err(Error::system("bind the counters to the program"))?;
+        let (take, reader) = program_with_reader(&mut ebpf, TAKE)?;
         take.attach_with_options(
             &device.name,
             TcAttachType::Ingress,
@@ -400,9 +429,7 @@ impl Attached {
             ring: map(&mut ebpf, RING)?
                 .try_into()
                 .map_err(Error::load("map the ring"))?,
-            reader: Map::Array(reader)
-                .try_into()
-                .map_err(Error::load("open the counters"))?,
+            reader,
             counters: map(&mut ebpf, COUNTERS)?
                 .try_into()
                 .map_err(Error::load("open the counters"))?,
@@ -410,7 +437,7 @@ impl Attached {
             tcp,
             _unsegmented: unsegmented,
             device,
-            ebpf: Returner(Arc::new(Mutex::new(ebpf))),
+            ebpf: Returner::new(ebpf, [RETURN, RETURN_OTHER]),
             id,
             realtime,
         })
@@ -428,12 +455,7 @@ impl Attached {
 
     /// Takes no more; what is in the ring stays there.
     pub(crate) fn detach(&mut self) {
-        let mut ebpf = self.ebpf.ebpf();
-        let take = ebpf.program_mut(TAKE);
-        if let Some(Ok(take)) = take.map(<&mut SchedClassifier>::try_from) {
-            // Goes with its links. If it is not there any more, the better.
-            let _ = take.unload();
-        }
+        self.ebpf.unload(TAKE);
     }
 
     /// Whether the programs are where they were attached to; tells the one at the pod's end what the clocks are.
@@ -480,10 +502,18 @@ impl Attached {
     /// Tells others what this process counts, in the order of [`READER_COUNTERS`](crate::counters::READER_COUNTERS) and what is
     /// behind those.
     pub(crate) fn tell<'a>(&mut self, counters: impl IntoIterator<Item = &'a u64>) {
-        for (at, count) in (0..).zip(counters) {
-            // There is room for all, and nobody's packet depends on it.
-            let _ = self.reader.set(at, count, 0);
-        }
+        tell(&mut self.reader, counters);
+    }
+}
+
+/// Tells others what a process counts.
+pub(crate) fn tell<'a>(
+    reader: &mut Array<MapData, u64>,
+    counters: impl IntoIterator<Item = &'a u64>,
+) {
+    for (at, count) in (0..).zip(counters) {
+        // There is room for all, and nobody's packet depends on it.
+        let _ = reader.set(at, count, 0);
     }
 }
 
@@ -511,7 +541,10 @@ fn probe(ebpf: &mut Ebpf) -> Result<(), Error> {
 }
 
 /// A program of the object, loaded.
-fn program<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut SchedClassifier, Error> {
+pub(crate) fn program<'e>(
+    ebpf: &'e mut Ebpf,
+    name: &str,
+) -> Result<&'e mut SchedClassifier, Error> {
     let program: &mut SchedClassifier = ebpf
         .program_mut(name)
         .and_then(|program| program.try_into().ok())
@@ -522,7 +555,28 @@ fn program<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut SchedClassifier
     Ok(program)
 }
 
-fn map(ebpf: &mut Ebpf, name: &str) -> Result<Map, Error> {
+/// The same, by which others find what a process counts.
+pub(crate) fn program_with_reader<'e>(
+    ebpf: &'e mut Ebpf,
+    name: &str,
+) -> Result<(&'e mut SchedClassifier, Array<MapData, u64>), Error> {
+    let reader = match map(ebpf, READER)? {
+        Map::Array(reader) => reader,
+        _ => return Err(missing(READER)),
+    };
+    let program = program(ebpf, name)?;
+    let descriptor = program
+        .fd()
+        .map_err(Error::load("load the eBPF programs"))?;
+    sys::bind(descriptor.as_fd(), reader.fd().as_fd())
+        .map_err(Error::system("bind the counters to the program"))?;
+    let reader = Map::Array(reader)
+        .try_into()
+        .map_err(Error::load("open the counters"))?;
+    Ok((program, reader))
+}
+
+pub(crate) fn map(ebpf: &mut Ebpf, name: &str) -> Result<Map, Error> {
     ebpf.take_map(name).ok_or_else(|| missing(name))
 }
 
@@ -533,7 +587,7 @@ fn missing(name: &str) -> Error {
     }
 }
 
-fn is(program: &ProgramInfo, name: &str) -> bool {
+pub(crate) fn is(program: &ProgramInfo, name: &str) -> bool {
     program.name_as_str() == Some(name)
 }
 
@@ -605,7 +659,7 @@ fn find(program: &ProgramInfo, name: &str) -> Result<MapData, Error> {
     })
 }
 
-fn counts(program: &ProgramInfo, name: &str) -> Result<Vec<u64>, Error> {
+pub(crate) fn counts(program: &ProgramInfo, name: &str) -> Result<Vec<u64>, Error> {
     let map = Map::PerCpuArray(find(program, name)?);
     let array: PerCpuArray<_, u64> = map.try_into().map_err(Error::load("read the counters"))?;
     sums(&array)
@@ -624,7 +678,7 @@ fn sums(array: &PerCpuArray<MapData, u64>) -> Result<Vec<u64>, Error> {
         .collect()
 }
 
-fn values(program: &ProgramInfo, name: &str) -> Result<Vec<u64>, Error> {
+pub(crate) fn values(program: &ProgramInfo, name: &str) -> Result<Vec<u64>, Error> {
     let map = Map::Array(find(program, name)?);
     let array: Array<_, u64> = map.try_into().map_err(Error::load("read the counters"))?;
     array

@@ -151,8 +151,7 @@ impl Summary {
                 });
             }
         };
-        let own = |(address, _): &(IpAddr, u8)| *address == source;
-        if !endpoint.addresses.iter().any(own) {
+        if !endpoint.is_source(source) {
             return Err(Foreign::Source);
         }
         Ok(Self {

@@ -43,6 +43,8 @@ pub(crate) struct Runtime {
     pending: Vec<(Token, Towards)>,
     /// Until when it is not asked, because it did not answer in time.
     silent: Option<Instant>,
+    /// The frames are those of a link, of which the station alone says where they go.
+    by_link: bool,
 }
 
 /// What became of the wish to send a frame.
@@ -87,7 +89,33 @@ impl Runtime {
             destinations: HashMap::new(),
             pending: Vec::new(),
             silent: None,
+            by_link: false,
         })
+    }
+
+    /// Of a link.
+    pub(crate) fn by_link(self) -> Self {
+        Self {
+            by_link: true,
+            ..self
+        }
+    }
+
+    /// What its frames must come from.
+    pub(crate) fn endpoint(&self) -> Result<Endpoint, RuntimeError> {
+        self.frames.endpoint()
+    }
+
+    /// Where a frame goes, as far as that is of interest.
+    pub(crate) fn towards(&self, frame: &[u8]) -> Option<Towards> {
+        Towards::of(frame).map(|towards| self.whole_or_station(towards))
+    }
+
+    fn whole_or_station(&self, towards: Towards) -> Towards {
+        Towards {
+            receiver: towards.receiver.filter(|_| !self.by_link),
+            ..towards
+        }
     }
 
     /// Where a frame goes and of which class it is, if it is the runtime's to send.
@@ -111,8 +139,9 @@ impl Runtime {
             Foreign::Kind => Unserved::Kind,
             Foreign::Malformed => Unserved::Malformed,
         })?;
-        match self.reaches(summary.towards, now)? {
-            true => Ok((summary.towards, summary.class)),
+        let towards = self.whole_or_station(summary.towards);
+        match self.reaches(towards, now)? {
+            true => Ok((towards, summary.class)),
             false => Err(Unserved::Station),
         }
     }

@@ -121,6 +121,7 @@ struct DriverInfo {
     rest: [u8; 160],
 }
 const ETHTOOL_GDRVINFO: u32 = 3;
+const ETHTOOL_STXCSUM: u32 = 0x17;
 const SIOCETHTOOL: libc::c_ulong = 0x8946;
 
 /// A request about a device, for ioctl(2), for nothing yet.
@@ -143,8 +144,21 @@ pub(crate) fn driver(device: &str) -> io::Result<String> {
         driver: [0; 32],
         rest: [0; 160],
     };
+    ethtool(device, &mut info)?;
+    let driver = CStr::from_bytes_until_nul(&info.driver).unwrap_or_default();
+    Ok(driver.to_string_lossy().into_owned())
+}
+
+/// Has the kernel compute checksums before it gives packets to a device.
+pub(crate) fn have_checksums(device: &str) -> io::Result<()> {
+    // `struct ethtool_value`.
+    ethtool(device, &mut [ETHTOOL_STXCSUM, 0])
+}
+
+/// Asks or tells a device something, by one of the structures that begin with a command.
+fn ethtool<T>(device: &str, about: &mut T) -> io::Result<()> {
     let mut request = request(device)?;
-    request.ifr_ifru.ifru_data = (&raw mut info).cast();
+    request.ifr_ifru.ifru_data = std::ptr::from_mut(about).cast();
     // SAFETY: plain calls; the request and what it points to are as long as the kernel expects and outlive them, and the
     // descriptor is nobody else's.
     let result = unsafe {
@@ -155,11 +169,10 @@ pub(crate) fn driver(device: &str) -> io::Result<String> {
         let socket = OwnedFd::from_raw_fd(socket);
         libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &raw mut request)
     };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
-    let driver = CStr::from_bytes_until_nul(&info.driver).unwrap_or_default();
-    Ok(driver.to_string_lossy().into_owned())
 }
 
 /// Runs a function on a thread of another network namespace.
@@ -279,9 +292,7 @@ const GENERAL_HEADER: usize = 4;
 impl Link {
     /// The device of a number; `None`: there is none.
     fn by_index(index: u32) -> io::Result<Option<Self>> {
-        let mut body = [0; LINK_HEADER];
-        body[4..8].copy_from_slice(&index.to_ne_bytes());
-        let answer = match ask(libc::RTM_GETLINK, &body) {
+        let answer = match ask(libc::RTM_GETLINK, 0, &link_header(index, 0)) {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
             answer => answer?,
         };
@@ -311,9 +322,7 @@ pub(crate) const GSO_SEGMENTS: u32 = 65535;
 
 /// How many segments a device of this thread's network namespace takes at once.
 pub(crate) fn gso_segments(index: u32) -> io::Result<u32> {
-    let mut body = [0; LINK_HEADER];
-    body[4..8].copy_from_slice(&index.to_ne_bytes());
-    let answer = ask(libc::RTM_GETLINK, &body)?;
+    let answer = ask(libc::RTM_GETLINK, 0, &link_header(index, 0))?;
     Ok(attributes(answer.get(LINK_HEADER..).unwrap_or_default())
         .find(|(kind, _)| *kind == IFLA_GSO_MAX_SEGS)
         .and_then(|(_, value)| number(value).map(u32::from_ne_bytes))
@@ -322,16 +331,80 @@ pub(crate) fn gso_segments(index: u32) -> io::Result<u32> {
 
 /// Says how many: 1 has the kernel segment all before the device.
 pub(crate) fn set_gso_segments(index: u32, most: u32) -> io::Result<()> {
-    let mut body = [0; LINK_HEADER + 8];
-    body[4..8].copy_from_slice(&index.to_ne_bytes());
-    body[LINK_HEADER..][..2].copy_from_slice(&8u16.to_ne_bytes());
-    body[LINK_HEADER + 2..][..2].copy_from_slice(&IFLA_GSO_MAX_SEGS.to_ne_bytes());
-    body[LINK_HEADER + 4..].copy_from_slice(&most.to_ne_bytes());
-    match ask(libc::RTM_SETLINK, &body) {
-        // "Error 0": it is done.
-        Err(error) if error.raw_os_error() == Some(0) => Ok(()),
-        answer => answer.map(drop),
+    let mut body = link_header(index, 0);
+    attribute(&mut body, IFLA_GSO_MAX_SEGS, &most.to_ne_bytes());
+    tell(libc::RTM_SETLINK, 0, &body)
+}
+
+/// Of `linux/veth.h`.
+const VETH_INFO_PEER: u16 = 1;
+
+/// Makes two devices that are the ends of a veth, of this thread's network namespace.
+pub(crate) fn add_pair(names: [&str; 2], mtu: u32) -> io::Result<()> {
+    let end = |name: &str| {
+        let mut body = link_header(0, 0);
+        attribute(
+            &mut body,
+            libc::IFLA_IFNAME,
+            &[name.as_bytes(), &[0]].concat(),
+        );
+        attribute(&mut body, libc::IFLA_MTU, &mtu.to_ne_bytes());
+        body
+    };
+    let [mut body, other] = names.map(end);
+    let mut data = Vec::new();
+    attribute(&mut data, VETH_INFO_PEER, &other);
+    let mut info = Vec::new();
+    attribute(&mut info, libc::IFLA_INFO_KIND, b"veth\0");
+    attribute(&mut info, libc::IFLA_INFO_DATA, &data);
+    attribute(&mut body, libc::IFLA_LINKINFO, &info);
+    tell(
+        libc::RTM_NEWLINK,
+        libc::NLM_F_CREATE | libc::NLM_F_EXCL,
+        &body,
+    )
+}
+
+/// Takes a device up that asks for no addresses.
+pub(crate) fn set_up(index: u32) -> io::Result<()> {
+    let body = link_header(index, (libc::IFF_UP | libc::IFF_NOARP) as u32);
+    tell(libc::RTM_SETLINK, 0, &body)
+}
+
+/// Takes a device away; of a veth both ends go.
+pub(crate) fn remove(index: u32) -> io::Result<()> {
+    tell(libc::RTM_DELLINK, 0, &link_header(index, 0))
+}
+
+/// The MAC address of a device of this thread's network namespace, if it has one, and how long its packets may be.
+pub(crate) fn address_and_mtu(index: u32) -> io::Result<(Option<[u8; 6]>, u32)> {
+    let answer = ask(libc::RTM_GETLINK, 0, &link_header(index, 0))?;
+    let (mut address, mut mtu) = (None, 0);
+    for (kind, value) in attributes(answer.get(LINK_HEADER..).unwrap_or_default()) {
+        match kind {
+            libc::IFLA_ADDRESS => address = value.try_into().ok(),
+            libc::IFLA_MTU => mtu = number(value).map_or(0, u32::from_ne_bytes),
+            _ => {}
+        }
     }
+    Ok((address, mtu))
+}
+
+/// `struct ifinfomsg`: a device by its number, and flags that it is to have.
+fn link_header(index: u32, flags: u32) -> Vec<u8> {
+    let mut header = vec![0; LINK_HEADER];
+    header[4..8].copy_from_slice(&index.to_ne_bytes());
+    header[8..12].copy_from_slice(&flags.to_ne_bytes());
+    header[12..].copy_from_slice(&flags.to_ne_bytes());
+    header
+}
+
+/// Writes an attribute behind others.
+fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    body.resize(body.len().next_multiple_of(4), 0);
+    body.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
+    body.extend_from_slice(&kind.to_ne_bytes());
+    body.extend_from_slice(value);
 }
 
 /// Whether replies to TCP that the kernel of this network namespace has not seen are taken for what they are: it follows no
@@ -354,7 +427,7 @@ fn namespace_number(of: BorrowedFd<'_>) -> io::Result<Option<i32>> {
     body[4..6].copy_from_slice(&8u16.to_ne_bytes());
     body[6..8].copy_from_slice(&NETNSA_FD.to_ne_bytes());
     body[8..12].copy_from_slice(&of.as_raw_fd().to_ne_bytes());
-    let answer = ask(libc::RTM_GETNSID, &body)?;
+    let answer = ask(libc::RTM_GETNSID, 0, &body)?;
     Ok(attributes(answer.get(GENERAL_HEADER..).unwrap_or_default())
         .find(|(kind, _)| *kind == NETNSA_NSID)
         .and_then(|(_, value)| number(value).map(i32::from_ne_bytes))
@@ -376,13 +449,22 @@ fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
+/// Has the kernel change something of this thread's network namespace.
+fn tell(kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<()> {
+    match ask(kind, flags, body) {
+        // "Error 0": it is done.
+        Err(error) if error.raw_os_error() == Some(0) => Ok(()),
+        answer => answer.map(drop),
+    }
+}
+
 /// Asks the kernel for one thing of this thread's network namespace: what follows the header of its answer.
-fn ask(kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+fn ask(kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<Vec<u8>> {
     let mut request = vec![0; HEADER];
     request[0..4].copy_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
     request[4..6].copy_from_slice(&kind.to_ne_bytes());
     // Of what there is nothing to answer to, that it is done.
-    let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
+    let flags = flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK;
     request[6..8].copy_from_slice(&(flags as u16).to_ne_bytes());
     request.extend_from_slice(body);
     // SAFETY: a plain call; the descriptor is nobody else's.

@@ -164,7 +164,7 @@ pub fn may_leave(frame: &[u8], endpoint: &Endpoint) -> bool {
         tag if tag.is_tag() => return false,
         _ => return true,
     };
-    endpoint.addresses.iter().any(|(own, _)| *own == source)
+    endpoint.is_source(source)
 }
 
 #[cfg(test)]

@@ -21,6 +21,8 @@ use crate::transmit::TransmitCounters;
 const LINK: u32 = 1 << 31;
 /// Links that a port can have at a time.
 const MOST_LINKS: usize = 1024;
+/// What `takt uplink` leaves alone at an interface whose traffic it takes: the same as `RETURNED` of its program.
+const OWN: libc::c_int = 0x7461_6b74;
 /// Octets in front of a frame's packet: addresses, a VLAN tag, EtherType.
 const HEADER: usize = 18;
 
@@ -199,6 +201,8 @@ impl Link {
             )
         })?;
         let mtu = mtu(&socket, interface)?;
+        // Whoever may open such a socket may do that too, from Linux 5.17 on; before, nobody takes what leaves.
+        let _ = set(&socket, libc::SO_MARK, OWN);
         Ok(Self {
             interface,
             socket,
@@ -238,19 +242,24 @@ impl Link {
     /// The class as priority for the queueing disciplines of the interface. A socket with CAP_NET_RAW may have
     /// any (Linux `socket(7)`); where that is refused frames leave without.
     fn mark(&mut self, class: TrafficClass) {
-        let priority = libc::c_int::from(class.number());
-        // SAFETY: pointer and length describe `priority`, which outlives the call.
-        unsafe {
-            libc::setsockopt(
-                self.socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PRIORITY,
-                (&raw const priority).cast(),
-                mem::size_of_val(&priority) as libc::socklen_t,
-            )
-        };
+        let _ = set(&self.socket, libc::SO_PRIORITY, class.number().into());
         self.marked = class;
     }
+}
+
+/// Sets an option of a socket.
+fn set(socket: &OwnedFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    // SAFETY: pointer and length describe `value`, which outlives the call.
+    check(unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw const value).cast(),
+            mem::size_of_val(&value) as libc::socklen_t,
+        )
+    })?;
+    Ok(())
 }
 
 /// The MTU of an interface in the socket's network namespace, in octets.

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::{
     balance, bench, capture, channel, clock, completions, daemon, datapaths, demo, doctor, guest,
     key, kube, lab, listener, manual, monitor, network, peer, preload, publish, reload, reserve,
-    schedule, session, simulate, stamp, status, stream, subscribe, top, topic, veth,
+    schedule, session, simulate, stamp, status, stream, subscribe, top, topic, uplink, veth,
 };
 
 const HELP: &str = "\
@@ -24,7 +24,7 @@ Exit codes:
 
 Environment:
   TAKT_ADMIN_SOCKET  socket of the admin API
-  TAKT_SOCKET        socket for applications (`pub`, `sub`, `topic`, `stream`, `preload`, `veth`, `guest`)
+  TAKT_SOCKET        socket for applications (`pub`, `sub`, `topic`, `stream`, `preload`, `veth`, `uplink`, `guest`)
   without them       the user's own node ($XDG_RUNTIME_DIR/takt), then the system's (/run/takt)
 
 Examples:
@@ -86,6 +86,8 @@ pub enum Command {
     Preload(preload::Preload),
     /// Take launch times of programs that cannot be preloaded
     Veth(veth::Veth),
+    /// Take what this host sends by an interface without Takt into the schedule of its link
+    Uplink(uplink::Uplink),
     Guest(guest::Guest),
     /// Show the time-sensitive pods of a Kubernetes cluster, as `kubectl takt` does
     Kube(kube::Kube),
@@ -147,6 +149,7 @@ impl Command {
             Self::Clock(clock) => clock.run(),
             Self::Preload(preload) => preload.run(),
             Self::Veth(veth) => veth.run(),
+            Self::Uplink(uplink) => uplink.run(),
             Self::Guest(guest) => guest.run(),
             Self::Kube(kube) => kube.run(),
             Self::Schedule(schedule) => return schedule.run(),

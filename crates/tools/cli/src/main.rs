@@ -44,6 +44,7 @@ mod subscribe;
 mod time;
 mod top;
 mod topic;
+mod uplink;
 mod usage;
 mod veth;
 mod web;

@@ -9,4 +9,5 @@ mod others;
 mod qemu;
 mod required;
 mod support;
+mod uplink;
 mod vmm;

@@ -4,14 +4,22 @@ use std::net::UdpSocket;
 
 use takt_testing::{PATIENCE, until};
 
-use super::support::{PORT, Site, ended_well, static_talker, taprio};
+use super::support::{Arrival, PORT, Site, ended_well, static_talker, taprio};
 
 /// Datagrams of a talker.
 const COUNT: u32 = 50;
 const LEAD: &str = "200000";
 /// Cycles of which best effort has the second half, and class 5 the first.
-const HALVES: &str = "sched-entry S 20 5000000 sched-entry S df 5000000";
+pub const HALVES: &str = "sched-entry S 20 5000000 sched-entry S df 5000000";
 const CYCLE: i64 = 10_000_000;
+
+/// How many of class 0 were beside best effort's half of the cycle, by the class that the tunnel is marked with.
+pub fn beside(arrivals: &[Arrival]) -> usize {
+    let beside = arrivals
+        .iter()
+        .filter(|arrival| arrival.class == 0 && arrival.at.rem_euclid(CYCLE) < CYCLE / 2);
+    beside.count()
+}
 
 /// A socket of the pod.
 fn socket(site: &Site) -> UdpSocket {
@@ -40,13 +48,6 @@ fn it_leaves_inside_the_schedule_and_launch_times_are_kept_beside_it() {
     let wire = site.capture();
     let talker = static_talker();
     let to = site.addresses()[0];
-    // Beside best effort's half of the cycle, by the class that the tunnel is marked with.
-    let beside = |arrivals: &[super::support::Arrival]| {
-        let beside = arrivals
-            .iter()
-            .filter(|arrival| arrival.class == 0 && arrival.at.rem_euclid(CYCLE) < CYCLE / 2);
-        beside.count()
-    };
     // Once a millisecond, of which every second one is beside it without us: the test can fail.
     let untimed = || {
         ended_well(site.talker(&talker, "none", to, 500, LEAD).output());

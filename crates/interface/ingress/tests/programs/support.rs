@@ -288,7 +288,10 @@ impl Site {
              [listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{}/{}\", \"{}/64\"]\n\
              [[listener]]\npath = \"DIR/guest.sock\"\nidentity = \"guest\"\nclasses = [0, 3, 5]\n\
              [listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{GUEST}/{}\"]\nvlans = [7]\n\
-             [[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\nfollow = \"{OVERLAY_DEVICE}\"\n",
+             [[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\nfollow = \"{OVERLAY_DEVICE}\"\n\
+             [[listener]]\npath = \"DIR/uplink.sock\"\nidentity = \"uplink\"\nclasses = [0]\n\
+             [listener.endpoint]\nnetwork = \"line\"\nmac = \"{}\"\naddresses = [\"0.0.0.0/0\", \"::/0\"]\nmtu = 1500\n\
+             [[network]]\nname = \"line\"\ncarrier = \"native\"\ninterface = \"eth0\"\n",
             self.lab.host(0).address(),
             self.scratch.security(),
             MacAddress(pod.mac()),
@@ -297,6 +300,7 @@ impl Site {
             six(0),
             MacAddress(GUEST_MAC),
             pod.prefix_length(),
+            MacAddress(self.lab.host(0).mac()),
         );
         let place = self.scratch.join("").display().to_string();
         std::fs::write(self.scratch.join("takt.toml"), text.replace("DIR/", &place))
@@ -360,6 +364,47 @@ impl Site {
             .env_remove("NOTIFY_SOCKET")
             .env("TAKT_SOCKET", self.socket());
         command
+    }
+
+    /// `takt uplink` on the host.
+    pub fn uplink(&self, arguments: &[&str]) -> Command {
+        let host = self.lab.host(0);
+        let mut command = host.command(built("takt")).expect("the lab is up");
+        command
+            .arg("uplink")
+            .args(arguments)
+            .env_remove("NOTIFY_SOCKET")
+            .env("TAKT_SOCKET", self.scratch.join("uplink.sock"))
+            .env("TAKT_ADMIN_SOCKET", self.scratch.join("admin.sock"));
+        command
+    }
+
+    /// Takes what leaves by the host's link.
+    pub fn attach_uplink(&self) -> Running {
+        let running = Running::start(&mut self.uplink(&["attach", "--device", "eth0"]));
+        until("what leaves is taken", || {
+            let output = running.output();
+            assert!(!output.contains("takt: "), "{output}");
+            output.contains("taking what leaves").then_some(())
+        });
+        running
+    }
+
+    /// What `takt uplink status` says: packets by what became of them; `None`: nobody takes.
+    pub fn uplink_status(&self) -> Option<BTreeMap<String, u64>> {
+        let status = self
+            .uplink(&["status", "--device", "eth0", "--json"])
+            .output();
+        let value: serde_json::Value = serde_json::from_str(&ended_well(status)).expect("JSON");
+        let taking = value["taking"].as_bool().expect("whether");
+        taking.then(|| counters(&value))
+    }
+
+    /// Waits until at least so many packets were counted of a kind at the link.
+    pub fn until_uplink(&self, name: &str, count: u64) {
+        until(&format!("{count} {name} at the link"), || {
+            (self.uplink_status()?[name] >= count).then_some(())
+        });
     }
 
     /// `takt guest` on the host.
@@ -491,13 +536,8 @@ impl Site {
                 .output(),
         );
         let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-        let counters = value["counters"].as_array().expect("a list");
-        let counters = counters.iter().map(|counter| {
-            let name = counter["name"].as_str().expect("a name").to_owned();
-            (name, counter["packets"].as_u64().expect("a number"))
-        });
         let is = |name: &str| value[name].as_bool().expect("whether");
-        (is("taking"), is("required"), counters.collect())
+        (is("taking"), is("required"), counters(&value))
     }
 
     /// Waits until so many packets were counted of a kind.
@@ -586,6 +626,16 @@ impl Drop for Site {
             eprintln!("the daemon said:\n{}", self.log());
         }
     }
+}
+
+/// What a command counts, as it says in JSON.
+fn counters(value: &serde_json::Value) -> BTreeMap<String, u64> {
+    let counters = value["counters"].as_array().expect("a list").iter();
+    let counters = counters.map(|counter| {
+        let name = counter["name"].as_str().expect("a name").to_owned();
+        (name, counter["packets"].as_u64().expect("a number"))
+    });
+    counters.collect()
 }
 
 /// The IPv6 address of a pod.

@@ -244,11 +244,7 @@ impl Networks {
         let owner = Owner {
             network,
             mac: MacAddress(endpoint.mac),
-            addresses: endpoint
-                .addresses
-                .iter()
-                .map(|(address, _)| *address)
-                .collect(),
+            addresses: endpoint.addresses.clone(),
             mtu: endpoint.mtu.into(),
             ether_types: policy.ether_types.iter().copied().map(EtherType).collect(),
             vlans: endpoint.vlans.clone(),

@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use takt_datapath::{ConnectError, PeerHandle, ReserveError};
+use takt_session::endpoint::is_source;
 use takt_session::layout::{Outcome, TxDescriptor};
 use takt_shm::SharedSlice;
 use takt_time::{TaiTime, TrafficClass};
@@ -43,8 +44,8 @@ pub struct Owner {
     pub network: usize,
     /// The only source of its frames.
     pub mac: MacAddress,
-    /// The only sources of its packets.
-    pub addresses: Vec<IpAddr>,
+    /// The only sources of its packets, as the endpoint has them.
+    pub addresses: Vec<(IpAddr, u8)>,
     /// Longest packet.
     pub mtu: usize,
     /// What it may send besides IP.
@@ -109,7 +110,7 @@ impl Owner {
             kind if self.ether_types.contains(&kind) => return Ok(()),
             _ => return Err(Foreign::Kind),
         };
-        if !self.addresses.contains(&source) {
+        if !is_source(&self.addresses, source) {
             return Err(Foreign::Source);
         }
         if neighbour_discovery {
@@ -714,7 +715,10 @@ mod tests {
         Owner {
             network: 0,
             mac: MAC,
-            addresses: vec![[10, 0, 0, 1].into(), "fd00::1".parse().expect("an address")],
+            addresses: vec![
+                ([10, 0, 0, 1].into(), 24),
+                ("fd00::1".parse().expect("an address"), 64),
+            ],
             mtu: 1450,
             ether_types: vec![EtherType(0x22f0), EtherType(0x88f7)],
             vlans: vec![0, 100],

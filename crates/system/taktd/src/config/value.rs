@@ -303,14 +303,15 @@ impl FromText for Carrier {
 pub struct Prefixed(pub IpAddr, pub u8);
 
 impl FromText for Prefixed {
-    const FORM: &'static str =
-        "an IP address with the length of its prefix as \"10.244.1.5/24\" or \"fd00::5/64\"";
+    const FORM: &'static str = "an IP address with the length of its prefix as \"10.244.1.5/24\" or \"fd00::5/64\"; \"0.0.0.0/0\" or \"::/0\" for all";
 
     fn from_text(text: &str) -> Option<Self> {
         let (address, prefix) = text.split_once('/')?;
         let (address, prefix): (IpAddr, u8) = (address.parse().ok()?, prefix.parse().ok()?);
         let longest = if address.is_ipv4() { 32 } else { 128 };
-        let usable = !address.is_unspecified() && !address.is_multicast() && prefix <= longest;
+        let all = prefix == 0 && address.is_unspecified();
+        let one = !address.is_unspecified() && !address.is_multicast();
+        let usable = all || (one && prefix <= longest);
         usable.then_some(Self(address, prefix))
     }
 }
@@ -388,10 +389,13 @@ mod tests {
     fn addresses_of_endpoints_are_read_with_their_prefix() {
         let read = Prefixed::from_text("10.244.1.5/24");
         assert_eq!(read, Some(Prefixed([10, 244, 1, 5].into(), 24)));
+        let all = Prefixed::from_text("0.0.0.0/0");
+        assert_eq!(all, Some(Prefixed([0; 4].into(), 0)));
         for wrong in [
             "10.244.1.5",
             "10.244.1.5/33",
-            "0.0.0.0/0",
+            "0.0.0.0/8",
+            "::/64",
             "224.0.0.1/4",
             "fd00::1/129",
             "/8",

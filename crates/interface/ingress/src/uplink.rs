@@ -1,0 +1,314 @@
+//! What the kernel of this host would send by a link: taken at its egress, and given to the runtime, so that it is inside the schedule
+//! of the link and not beside it.
+//!
+//! There it is behind routes, tunnels, packet filters and translation of addresses, whoever has sent it: programs of the host, pods,
+//! virtual machines. A program at the egress carries it to a pair of veths, which makes single packets of it; one at their other
+//! end hands it over a ring (`others` takes it from there).
+//!
+//! ```text
+//!     pods, host ── routes, netfilter ──► link: program at egress ─┬── the runtime's own, ARP, multicast of IPv6 ──► wire
+//!                                                                  └── veth ── program ── ring ──► frame source ──► gates ──► wire
+//! ```
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use aya::EbpfLoader;
+use aya::maps::{Array, HashMap, MapData};
+use aya::programs::TcAttachType;
+use aya::programs::links::LinkOrder;
+use aya::programs::tc::TcAttachOptions;
+
+use crate::counters::{self, OtherCounters};
+use crate::error::Error;
+use crate::forward::{Ending, readable};
+use crate::others::Others;
+use crate::programs::{self, Device, OtherMaps, Returner};
+use crate::runtime::{Runtime, TICK};
+use crate::sys;
+
+/// A source of the runtime's own datagrams as the program has it: address, port, two octets of nothing.
+type OwnKey = [u8; 20];
+
+fn own_key(source: SocketAddr) -> OwnKey {
+    let mut key = [0; 20];
+    match source.ip() {
+        // Whatever the address.
+        address if address.is_unspecified() => {}
+        IpAddr::V4(address) => key[..4].copy_from_slice(&address.octets()),
+        IpAddr::V6(address) => key[..16].copy_from_slice(&address.octets()),
+    }
+    key[16..18].copy_from_slice(&source.port().to_be_bytes());
+    key
+}
+
+/// Whose traffic to take, and for whom.
+#[derive(Clone, Debug)]
+pub struct UplinkOptions {
+    /// The interface that it would leave by.
+    pub device: String,
+    /// The listener whose endpoint is this interface; `None`: as other applications find the runtime.
+    pub socket: Option<PathBuf>,
+    /// Where the runtime's own datagrams come from, which are inside the schedule already.
+    pub own: Vec<SocketAddr>,
+}
+
+/// The programs at a link with a session of its listener.
+pub struct Uplink {
+    device: Device,
+    returner: Returner,
+    others: Others,
+    counters: Arc<OtherCounters>,
+    own: HashMap<MapData, OwnKey, u8>,
+    known: Vec<SocketAddr>,
+    reader: Array<MapData, u64>,
+    /// Of the program at the link.
+    id: u32,
+    _pair: Pair,
+}
+
+/// The two devices by which packets go from one program to the other. They go with it.
+struct Pair {
+    carrier: Device,
+    end: Device,
+}
+
+impl Pair {
+    fn names(device: &Device) -> [String; 2] {
+        ["out", "in"].map(|end| format!("takt-{end}{}", device.index()))
+    }
+
+    /// Makes them. What a process that was killed has left is taken away before.
+    fn new(device: &Device, mtu: u32) -> Result<Self, Error> {
+        let [carrier, end] = Self::names(device);
+        if let Ok(left) = Device::find(&carrier) {
+            sys::remove(left.index()).map_err(Error::system("remove a pair of veths"))?;
+        }
+        sys::add_pair([&carrier, &end], mtu).map_err(Error::system("make a pair of veths"))?;
+        let pair = Self {
+            carrier: Device::find(&carrier)?,
+            end: Device::find(&end)?,
+        };
+        for device in [&pair.carrier, &pair.end] {
+            // Where there is no IPv6 it has none.
+            let path = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", device.name);
+            let _ = std::fs::write(path, "1");
+            sys::set_up(device.index()).map_err(Error::system("take a veth up"))?;
+        }
+        sys::set_gso_segments(pair.carrier.index(), 1)
+            .map_err(Error::system("have packets segmented at a veth"))?;
+        sys::have_checksums(&pair.carrier.name)
+            .map_err(Error::system("have checksums computed before a veth"))?;
+        Ok(pair)
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        let _ = sys::remove(self.carrier.index());
+    }
+}
+
+impl Uplink {
+    /// Opens a session with the runtime and attaches the programs. From then on packets are taken; they wait for
+    /// [`run`](Self::run).
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn new(options: &UplinkOptions) -> Result<Self, Error> {
+        let device = Device::any(&options.device)?;
+        let (mac, mtu) = sys::address_and_mtu(device.index())
+            .map_err(Error::system("ask for the address of the interface"))?;
+        let mac = mac.ok_or_else(|| Error::NoLink(device.name.clone()))?;
+        let name = format!("takt uplink {}", device.name);
+        let runtime = Runtime::open(name, options.socket.as_deref())?.by_link();
+        let endpoint = runtime.endpoint()?;
+        let all = |any: &str| {
+            any.parse()
+                .is_ok_and(|any: IpAddr| endpoint.addresses.contains(&(any, 0)))
+        };
+        if endpoint.mac != mac || u32::from(endpoint.mtu) < mtu || !all("0.0.0.0") || !all("::") {
+            return Err(Error::OtherEndpoint {
+                device: device.name,
+                mac: takt_wire::ethernet::MacAddress(mac).to_string(),
+                mtu,
+            });
+        }
+        let there = device.programs_at(TcAttachType::Egress)?;
+        if there
+            .iter()
+            .any(|program| programs::is(program, programs::UPLINK))
+        {
+            return Err(Error::UplinkAttached(device.name));
+        }
+        let pair = Pair::new(&device, mtu)?;
+        let mut ebpf = EbpfLoader::new()
+            .btf(None)
+            .map_max_entries(programs::OTHERS, programs::OTHERS_BYTES)
+            .map_max_entries(programs::RING, programs::NO_RING)
+            .override_global("takt_device", &device.index(), true)
+            .override_global("takt_carrier", &pair.carrier.index(), true)
+            .override_global("takt_address", &mac, true)
+            .load(programs::OBJECT)
+            .map_err(Error::load("create BPF maps"))?;
+        programs::program(&mut ebpf, programs::RETURN_UPLINK)?;
+        let mut own = programs::map(&mut ebpf, programs::OWN)?
+            .try_into()
+            .map_err(Error::load("open the runtime's addresses"))?;
+        set_own(&mut own, &[], &options.own)?;
+        programs::program(&mut ebpf, programs::CARRIED)?
+            .attach_with_options(
+                &pair.end.name,
+                TcAttachType::Ingress,
+                TcAttachOptions::TcxOrder(LinkOrder::first()),
+            )
+            .map_err(Error::load("attach the program that takes"))?;
+        let others = OtherMaps::of(&mut ebpf)?;
+        let (uplink, reader) = programs::program_with_reader(&mut ebpf, programs::UPLINK)?;
+        // Behind those that look at what leaves, and may drop it.
+        uplink
+            .attach_with_options(
+                &device.name,
+                TcAttachType::Egress,
+                TcAttachOptions::TcxOrder(LinkOrder::last()),
+            )
+            .map_err(Error::load("attach the program at the link"))?;
+        let id = uplink
+            .info()
+            .map_err(Error::load("look at the program"))?
+            .id();
+        let returner = Returner::new(ebpf, [programs::RETURN_UPLINK; 2]);
+        let others = Others::new(runtime, others, returner.clone());
+        Ok(Self {
+            device,
+            returner,
+            counters: others.counters(),
+            others,
+            own,
+            known: options.own.clone(),
+            reader,
+            id,
+            _pair: pair,
+        })
+    }
+
+    /// Gives the runtime what is taken until `stop` is readable, then takes no more and gives what is left to the link. `own` tells from
+    /// time to time where the runtime's own datagrams come from, if it is known.
+    ///
+    /// # Errors
+    /// [`Error::Detached`] when the device has gone or somebody has taken a program away; the kernel's.
+    pub fn run(
+        self,
+        stop: impl AsFd,
+        mut own: impl FnMut() -> Option<Vec<SocketAddr>>,
+    ) -> Result<(), Error> {
+        let Self {
+            device,
+            returner,
+            others,
+            counters,
+            own: mut map,
+            mut known,
+            mut reader,
+            id,
+            _pair,
+        } = self;
+        let (end, ending) = Ending::new()?;
+        std::thread::scope(|scope| {
+            let ending = Some(ending);
+            std::thread::Builder::new()
+                .name("takt-others".to_owned())
+                .spawn_scoped(scope, || others.run(end))
+                .map_err(Error::system("start a thread"))?;
+            loop {
+                let stopped = readable(&stop, TICK)?;
+                let counts = counters.all();
+                programs::tell(&mut reader, &counts);
+                if stopped {
+                    returner.unload(programs::UPLINK);
+                    drop(ending);
+                    return Ok(());
+                }
+                let there = device.programs_at(TcAttachType::Egress)?;
+                if !there.iter().any(|program| program.id() == id) {
+                    return Err(Error::Detached(device.name.clone()));
+                }
+                if let Some(now) = own()
+                    && now != known
+                {
+                    set_own(&mut map, &known, &now)?;
+                    known = now;
+                }
+            }
+        })
+    }
+}
+
+fn set_own(
+    map: &mut HashMap<MapData, OwnKey, u8>,
+    before: &[SocketAddr],
+    now: &[SocketAddr],
+) -> Result<(), Error> {
+    for source in now {
+        map.insert(own_key(*source), 1, 0)
+            .map_err(Error::load("tell the runtime's addresses"))?;
+    }
+    for source in before.iter().filter(|source| !now.contains(source)) {
+        // Of an address that is gone there may be nothing.
+        let _ = map.remove(&own_key(*source));
+    }
+    Ok(())
+}
+
+/// What is at a link: what became of packets by its name; `None`: nobody takes what leaves there. For that nothing has to run.
+///
+/// # Errors
+/// [`Error::NoLink`], [`Error::Privilege`].
+pub fn uplink_status(device: &str) -> Result<Option<Vec<(&'static str, u64)>>, Error> {
+    let device = Device::any(device)?;
+    let there = device.programs_at(TcAttachType::Egress)?;
+    let Some(program) = there
+        .iter()
+        .find(|program| programs::is(program, programs::UPLINK))
+    else {
+        return Ok(None);
+    };
+    let counts = programs::counts(program, programs::COUNTERS)?;
+    let passed = ("untimed", 1);
+    let of_program = counters::PROGRAM_COUNTERS[counters::OTHERS..].iter();
+    let of_program = of_program.copied().zip(counters::OTHERS..).chain([passed]);
+    let of_program = of_program.map(|(name, at)| (name, counts.get(at).copied().unwrap_or(0)));
+    let reader = programs::values(program, programs::READER)?;
+    let of_process = counters::OTHER_COUNTERS.into_iter().zip(reader);
+    let named = of_program.chain(of_process);
+    // Nothing there has a launch time, so that there is nothing other.
+    let name = |name: &'static str| match name {
+        "untimed" => "passed-by-kind",
+        name => name.strip_prefix("other-").unwrap_or(name),
+    };
+    Ok(Some(
+        named.map(|(told, count)| (name(told), count)).collect(),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runtimes_addresses_are_as_the_program_reads_them() {
+        let key = |text: &str| own_key(text.parse().expect("an address"));
+        let mut expected = [0; 20];
+        expected[..4].copy_from_slice(&[192, 0, 2, 1]);
+        expected[16..18].copy_from_slice(&[0x1d, 0xb0]);
+        assert_eq!(key("192.0.2.1:7600"), expected);
+        expected[..4].fill(0);
+        assert_eq!(key("0.0.0.0:7600"), expected);
+        assert_eq!(key("[::]:7600"), expected);
+        expected[0] = 0x20;
+        expected[15] = 1;
+        assert_eq!(key("[2000::1]:7600"), expected);
+    }
+}

@@ -1,0 +1,208 @@
+//! What a host sends by its link without Takt: its own, and what it forwards for pods.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
+
+use takt_testing::{PATIENCE, until};
+
+use super::others::{HALVES, beside, pattern};
+use super::support::{PORT, Site, ended_well, refused, static_talker, taprio};
+
+const COUNT: u32 = 50;
+const LEAD: &str = "200000";
+
+/// The devices of the host, by name.
+fn devices(site: &Site) -> Vec<String> {
+    let output = Command::new("ip")
+        .args(["-n", site.lab.host(0).namespace(), "-json", "link"])
+        .output();
+    let links: serde_json::Value = serde_json::from_str(&ended_well(output)).expect("JSON of ip");
+    let links = links.as_array().expect("a list").iter();
+    links
+        .map(|link| link["ifname"].as_str().expect("a name").to_owned())
+        .collect()
+}
+
+/// A stream from one host to the other, or back, whole.
+fn stream(site: &Site, from: usize, sent: &[u8]) {
+    let listener = {
+        let _inside = site.lab.host(1 - from).enter().expect("the lab is up");
+        TcpListener::bind("0.0.0.0:5003").expect("bind")
+    };
+    let to = site.lab.host(1 - from).address();
+    std::thread::scope(|scope| {
+        let received = scope.spawn(|| {
+            let (mut stream, _) = listener.accept().expect("a connection");
+            let mut all = Vec::new();
+            stream.read_to_end(&mut all).expect("received");
+            all
+        });
+        let inside = site.lab.host(from).enter().expect("the lab is up");
+        let mut stream = TcpStream::connect((to, 5003)).expect("connected");
+        drop(inside);
+        stream.write_all(sent).expect("sent");
+        drop(stream);
+        assert!(received.join().expect("read") == sent);
+    });
+}
+
+#[test]
+fn what_pods_and_the_host_send_leaves_inside_the_schedule_and_launch_times_are_kept() {
+    let site = Site::bridged();
+    site.schedule(&taprio(HALVES));
+    let wire = site.capture();
+    let talker = static_talker();
+    let to = site.addresses()[0];
+    let untimed = || {
+        ended_well(site.talker(&talker, "none", to, 500, LEAD).output());
+        wire.wait(500)
+    };
+    let without = beside(&untimed());
+    let attached = site.attach_uplink();
+    let with = beside(&untimed());
+    assert!(with * 10 <= without, "{with} with, {without} without");
+    site.until_uplink("sent", 500);
+
+    // Launch times of a pod leave by the same interface, from the runtime's own socket, and are not taken for others.
+    let veth = site.attach(&["--class", "5"]);
+    let sent = pattern(4 << 20);
+    std::thread::scope(|scope| {
+        scope.spawn(|| stream(&site, 0, &sent));
+        ended_well(site.talker(&talker, "tai", to, COUNT, LEAD).output());
+    });
+    let arrivals = wire.wait(COUNT as usize);
+    let mut numbers: Vec<u32> = arrivals.iter().map(|arrival| arrival.number).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..COUNT).collect::<Vec<_>>());
+    assert!(
+        arrivals
+            .iter()
+            .all(|arrival| arrival.class == 5 && arrival.after >= 0)
+    );
+    site.until_counted("sent", COUNT.into());
+    let segments = sent.len() as u64 / 1500;
+    site.until_uplink("sent", 500 + segments);
+    let counters = site.uplink_status().expect("attached");
+    for none in ["passed", "refused", "lost", "returned"] {
+        assert_eq!(counters[none], 0, "{none} of {counters:?}");
+    }
+    veth.terminate();
+    attached.terminate();
+}
+
+#[test]
+fn where_the_gate_is_closed_for_good_nothing_leaves_the_host_beside_it() {
+    let site = Site::bridged();
+    let talker = static_talker();
+    let send = |to| ended_well(site.talker(&talker, "none", to, COUNT, LEAD).output());
+    // Who is at the other end is known before: pods ask for that within the tunnel.
+    let before = site.capture();
+    for to in site.addresses() {
+        send(to);
+    }
+    before.wait(2 * COUNT as usize);
+    site.schedule(&taprio("sched-entry S fe 10000000"));
+    let wire = site.capture();
+    let attached = site.attach_uplink();
+    for (at, to) in site.addresses().into_iter().enumerate() {
+        send(to);
+        site.until_uplink("refused", (at as u64 + 1) * u64::from(COUNT));
+    }
+    assert_eq!(wire.all(), []);
+    attached.terminate();
+    send(site.addresses()[0]);
+    wire.wait(COUNT as usize);
+}
+
+/// Connection tracking has seen both directions, so that nothing has to be said of it.
+#[test]
+fn tcp_is_whole_in_both_directions_from_the_host_and_from_pods_through_a_firewall() {
+    let site = Site::routed();
+    let rules = "add table inet guard; add chain inet guard input { type filter hook input priority 0; }; \
+                 add rule inet guard input ct state invalid drop; \
+                 add chain inet guard forward { type filter hook forward priority 0; }; \
+                 add rule inet guard forward ct state invalid drop";
+    let nft = site
+        .lab
+        .host(0)
+        .command("nft")
+        .expect("the lab is up")
+        .arg(rules)
+        .output();
+    ended_well(nft);
+    let attached = site.attach_uplink();
+    let sent = pattern(4 << 20);
+    stream(&site, 0, &sent);
+    stream(&site, 1, &sent);
+    let received = site.reader();
+    site.write(site.there().address().into(), &sent);
+    assert!(received.join().expect("read") == sent);
+    let segments = sent.len() as u64 / 1500;
+    site.until_uplink("taken", 2 * segments);
+    let counters = site.uplink_status().expect("attached");
+    for none in ["passed", "refused", "lost", "returned"] {
+        assert_eq!(counters[none], 0, "{none} of {counters:?}");
+    }
+    attached.terminate();
+}
+
+#[test]
+fn without_a_daemon_or_the_command_what_leaves_is_the_kernels_again_and_nothing_is_left() {
+    let mut site = Site::bridged();
+    let before = devices(&site);
+    let to: IpAddr = site.lab.host(1).address().into();
+    let (socket, listener) = {
+        let _inside = site.lab.host(1).enter().expect("the lab is up");
+        let listener = UdpSocket::bind(("0.0.0.0", PORT)).expect("bind");
+        listener
+            .set_read_timeout(Some(PATIENCE))
+            .expect("a timeout");
+        let _inside = site.lab.host(0).enter().expect("the lab is up");
+        (UdpSocket::bind("0.0.0.0:0").expect("bind"), listener)
+    };
+    let exchange = |site: &Site, number: u32| {
+        socket
+            .send_to(&number.to_ne_bytes(), (to, PORT))
+            .expect("sent");
+        let mut datagram = [0; 8];
+        let received = listener.recv(&mut datagram);
+        received.unwrap_or_else(|error| panic!("{error}: {:?}", site.uplink_status()));
+        assert_eq!(datagram[..4], number.to_ne_bytes());
+    };
+    let attached = site.attach_uplink();
+    let second = refused(site.uplink(&["attach", "--device", "eth0"]).output());
+    assert!(second.contains("taken already"), "{second}");
+    exchange(&site, 1);
+    site.until_uplink("sent", 1);
+    site.kill_daemon();
+    exchange(&site, 2);
+    site.until_uplink("returned", 1);
+    site.start_daemon();
+    let mut number = 2;
+    until("the runtime sends again", || {
+        number += 1;
+        exchange(&site, number);
+        (site.uplink_status()?["sent"] > 1).then_some(())
+    });
+    attached.kill();
+    exchange(&site, 0);
+    assert_eq!(site.uplink_status(), None);
+    // What it has left is lifted by the next one.
+    site.attach_uplink().terminate();
+    assert_eq!(site.uplink_status(), None);
+    assert_eq!(devices(&site), before);
+}
+
+#[test]
+fn a_listener_that_is_not_the_links_is_refused_with_what_it_needs() {
+    let site = Site::bridged();
+    let socket = site.socket().display().to_string();
+    let wrong = ["attach", "--device", "eth0", "--socket", &socket];
+    let said = refused(site.uplink(&wrong).output());
+    let mac = takt_wire::ethernet::MacAddress(site.lab.host(0).mac()).to_string();
+    assert!(said.contains(&mac) && said.contains("mtu = 1500"), "{said}");
+    let said = refused(site.uplink(&["attach", "--device", "eth9"]).output());
+    assert!(said.contains("no interface eth9"), "{said}");
+    assert_eq!(site.uplink_status(), None);
+}
