@@ -37,6 +37,8 @@
 #define TCP_FLAGS 13
 #define TCP_SYN 2
 #define MOST_EXTENSIONS 8
+/* After so long without that, whoever takes it hangs. */
+#define HANGS 5000000000ull
 
 /* Sizes of records: of most control messages, of a usual MTU, of a jumbo frame. User space takes any. */
 #define SMALL 240
@@ -63,7 +65,7 @@ enum counter {
 	RING_FULL,
 	/* Without a launch time, and taken as well. */
 	OTHER_TAKEN,
-	/* The same, to be taken, and passed: segmented, tagged or too long. */
+	/* The same, to be taken, and passed: segmented, tagged or too long, or nobody takes it. */
 	OTHER_PASSED,
 	/* The same, and dropped: the ring of those is full. */
 	OTHER_FULL,
@@ -146,6 +148,14 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } takt_realtimes SEC(".maps");
+
+/* When what has no launch time has last got on, by the kernel's monotonic clock: from user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} takt_alive SEC(".maps");
 
 /* Where the runtime's own datagrams come from, which pass as they are: from user space. Without an address: by any. */
 struct own {
@@ -261,6 +271,15 @@ static __always_inline bool may_be_tcp(struct __sk_buff *skb, __u32 at)
 	return !(flags & TCP_SYN);
 }
 
+/* Whether whoever takes what has no launch time gets on. It is the kernel's otherwise: a host would not be reached any more. */
+static __always_inline bool is_alive(void)
+{
+	__u32 only = 0;
+	__u64 *alive = bpf_map_lookup_elem(&takt_alive, &only);
+
+	return alive && bpf_ktime_get_ns() - *alive < HANGS;
+}
+
 /* Whether a packet without a launch time may be the runtime's: IP to one station, which is not known to be elsewhere. What leaves by a
  * link is of interest by its station alone, which may be a group, and the kernel has seen its connection. */
 static __always_inline bool may_be_ours(struct __sk_buff *skb, bool by_link)
@@ -353,6 +372,10 @@ int takt_take(struct __sk_buff *skb)
 	}
 	if (!takt_all || !may_be_ours(skb, false)) {
 		count(&takt_counters, UNTIMED);
+		return TCX_NEXT;
+	}
+	if (!is_alive()) {
+		count(&takt_counters, OTHER_PASSED);
 		return TCX_NEXT;
 	}
 	return take_other(skb) ? TCX_DROP : TCX_NEXT;
@@ -470,6 +493,10 @@ int takt_uplink(struct __sk_buff *skb)
 	}
 	if (!may_be_ours(skb, true)) {
 		count(&takt_counters, UNTIMED);
+		return TCX_NEXT;
+	}
+	if (!is_alive()) {
+		count(&takt_counters, OTHER_PASSED);
 		return TCX_NEXT;
 	}
 	skb->mark = CARRIED;

@@ -7,9 +7,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use aya::maps::{HashMap as KernelMap, MapData, RingBuf};
 use rustix::event::{PollFd, PollFlags};
-use takt::{FrameOptions, TrafficClass};
+use takt::{FrameOptions, Outcome, TrafficClass};
 
 use crate::counters::{OtherCounters, Unserved};
 use crate::forward::timespec;
@@ -45,7 +44,7 @@ fn key(towards: Towards) -> Key {
 /// What takes such traffic to the runtime.
 pub(crate) struct Others {
     runtime: Runtime,
-    ring: RingBuf<MapData>,
+    maps: OtherMaps,
     returner: Returner,
     counters: Arc<OtherCounters>,
     frame: Vec<u8>,
@@ -55,10 +54,11 @@ pub(crate) struct Others {
     held: Option<Towards>,
     /// What the program knows to be elsewhere, and since when.
     known: HashMap<Towards, Instant>,
-    elsewhere: KernelMap<MapData, Key, u8>,
     /// What it is told of as soon as nothing of it waits in the ring, which would be overtaken; or after a while.
     found: Vec<Towards>,
     next_tick: Instant,
+    /// Whether something has become of a frame since the last tick.
+    got_on: bool,
 }
 
 impl Others {
@@ -66,8 +66,7 @@ impl Others {
     pub(crate) fn new(runtime: Runtime, maps: OtherMaps, returner: Returner) -> Self {
         Self {
             runtime,
-            ring: maps.ring,
-            elsewhere: maps.elsewhere,
+            maps,
             returner,
             counters: Arc::default(),
             frame: Vec::new(),
@@ -76,6 +75,7 @@ impl Others {
             known: HashMap::new(),
             found: Vec::new(),
             next_tick: Instant::now(),
+            got_on: false,
         }
     }
 
@@ -89,8 +89,11 @@ impl Others {
         loop {
             let before = self.taken;
             let turn = self.turn();
-            let counters = &self.counters;
-            self.runtime.settle(|outcome| counters.outcome(outcome));
+            let (counters, got_on) = (&self.counters, &mut self.got_on);
+            self.runtime.settle(|outcome| {
+                counters.outcome(outcome);
+                *got_on |= outcome != Outcome::Pending;
+            });
             self.tick();
             let patience = match turn {
                 Turn::More => Duration::ZERO,
@@ -114,7 +117,7 @@ impl Others {
         };
         let mut waiting = [
             PollFd::new(&end, PollFlags::IN),
-            PollFd::new(&self.ring, packets),
+            PollFd::new(&self.maps.ring, packets),
         ];
         // Interrupted or out of memory: another round does no harm.
         let _ = rustix::event::poll(&mut waiting, Some(&timespec(patience)));
@@ -147,7 +150,7 @@ impl Others {
 
     /// Takes the next frame in hand. Whether there was one.
     fn next(&mut self) -> bool {
-        while let Some(item) = self.ring.next() {
+        while let Some(item) = self.maps.ring.next() {
             self.taken = self.taken.wrapping_add(1);
             let Some(record) = Record::read(&item) else {
                 self.counters.lost();
@@ -207,7 +210,7 @@ impl Others {
                 break;
             }
             // Without it they only take the longer way.
-            if self.elsewhere.insert(key(towards), 0, 0).is_ok() {
+            if self.maps.elsewhere.insert(key(towards), 0, 0).is_ok() {
                 self.known.insert(towards, now);
             }
         }
@@ -220,6 +223,10 @@ impl Others {
             return;
         }
         self.next_tick = now + TICK;
+        // A runtime that hangs has frames, and nothing becomes of them.
+        if std::mem::take(&mut self.got_on) || !self.runtime.is_pending() {
+            self.maps.lives();
+        }
         self.tell_elsewhere();
         let old = self.known.iter();
         let old = old.filter(|(_, since)| now.duration_since(**since) >= ELSEWHERE);
@@ -227,14 +234,15 @@ impl Others {
         for towards in old {
             // It may have made room for another.
             let used = self
+                .maps
                 .elsewhere
                 .get(&key(towards), 0)
                 .is_ok_and(|used| used != 0);
             if used && !self.runtime.may_reach(towards) {
-                let _ = self.elsewhere.insert(key(towards), 0, 0);
+                let _ = self.maps.elsewhere.insert(key(towards), 0, 0);
                 self.known.insert(towards, now);
             } else {
-                let _ = self.elsewhere.remove(&key(towards));
+                let _ = self.maps.elsewhere.remove(&key(towards));
                 self.known.remove(&towards);
             }
         }

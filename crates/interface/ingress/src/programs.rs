@@ -37,6 +37,7 @@ pub(crate) const READER: &str = "takt_reader";
 const AHEAD: &str = "takt_ahead";
 const REALTIMES: &str = "takt_realtimes";
 pub(crate) const OTHERS: &str = "takt_others";
+const ALIVE: &str = "takt_alive";
 const ELSEWHERE: &str = "takt_elsewhere";
 const TCP: &str = "takt_tcp";
 pub(crate) const OWN: &str = "takt_own";
@@ -240,18 +241,33 @@ pub(crate) struct OtherMaps {
     pub(crate) ring: RingBuf<MapData>,
     /// Destinations of which nothing is taken.
     pub(crate) elsewhere: HashMap<MapData, [u8; 24], u8>,
+    /// When somebody has taken what there was, nanoseconds of `CLOCK_MONOTONIC`.
+    alive: Array<MapData, u64>,
 }
 
 impl OtherMaps {
     pub(crate) fn of(ebpf: &mut Ebpf) -> Result<Self, Error> {
-        Ok(Self {
+        let mut maps = Self {
             ring: map(ebpf, OTHERS)?
                 .try_into()
                 .map_err(Error::load("map the ring"))?,
             elsewhere: map(ebpf, ELSEWHERE)?
                 .try_into()
                 .map_err(Error::load("open the destinations"))?,
-        })
+            alive: map(ebpf, ALIVE)?
+                .try_into()
+                .map_err(Error::load("open the time of the last turn"))?,
+        };
+        maps.lives();
+        Ok(maps)
+    }
+
+    /// What is taken gets on, now. Without that for some seconds the programs leave it to the kernel.
+    pub(crate) fn lives(&mut self) {
+        let now = clock_gettime(ClockId::Monotonic);
+        let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        // There is room for it, and without it everything is the kernel's.
+        let _ = self.alive.set(0, now, 0);
     }
 }
 

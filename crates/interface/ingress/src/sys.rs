@@ -390,6 +390,13 @@ pub(crate) fn address_and_mtu(index: u32) -> io::Result<(Option<[u8; 6]>, u32)> 
     Ok((address, mtu))
 }
 
+/// Whether a device of this thread's network namespace is up.
+pub(crate) fn is_up(index: u32) -> io::Result<bool> {
+    let answer = ask(libc::RTM_GETLINK, 0, &link_header(index, 0))?;
+    let flags = answer.get(8..).and_then(number).map(u32::from_ne_bytes);
+    Ok(flags.is_some_and(|flags| flags & libc::IFF_UP as u32 != 0))
+}
+
 /// `struct ifinfomsg`: a device by its number, and flags that it is to have.
 fn link_header(index: u32, flags: u32) -> Vec<u8> {
     let mut header = vec![0; LINK_HEADER];

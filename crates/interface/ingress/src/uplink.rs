@@ -20,6 +20,7 @@ use aya::maps::{Array, HashMap, MapData};
 use aya::programs::TcAttachType;
 use aya::programs::links::LinkOrder;
 use aya::programs::tc::TcAttachOptions;
+use takt_wire::ethernet::MacAddress;
 
 use crate::counters::{self, OtherCounters};
 use crate::error::Error;
@@ -28,6 +29,9 @@ use crate::others::Others;
 use crate::programs::{self, Device, OtherMaps, Returner};
 use crate::runtime::{Runtime, TICK};
 use crate::sys;
+
+/// Longest packet of a veth.
+const LONGEST: u32 = 65535;
 
 /// A source of the runtime's own datagrams as the program has it: address, port, two octets of nothing.
 type OwnKey = [u8; 20];
@@ -66,7 +70,10 @@ pub struct Uplink {
     reader: Array<MapData, u64>,
     /// Of the program at the link.
     id: u32,
-    _pair: Pair,
+    pair: Pair,
+    /// The interface's address, and the longest packet that the endpoint has.
+    mac: [u8; 6],
+    mtu: u32,
 }
 
 /// The two devices by which packets go from one program to the other. They go with it.
@@ -81,12 +88,13 @@ impl Pair {
     }
 
     /// Makes them. What a process that was killed has left is taken away before.
-    fn new(device: &Device, mtu: u32) -> Result<Self, Error> {
+    fn new(device: &Device) -> Result<Self, Error> {
         let [carrier, end] = Self::names(device);
         if let Ok(left) = Device::find(&carrier) {
             sys::remove(left.index()).map_err(Error::system("remove a pair of veths"))?;
         }
-        sys::add_pair([&carrier, &end], mtu).map_err(Error::system("make a pair of veths"))?;
+        // Whatever the interface's longest packet becomes.
+        sys::add_pair([&carrier, &end], LONGEST).map_err(Error::system("make a pair of veths"))?;
         let pair = Self {
             carrier: Device::find(&carrier)?,
             end: Device::find(&end)?,
@@ -102,6 +110,16 @@ impl Pair {
         sys::have_checksums(&pair.carrier.name)
             .map_err(Error::system("have checksums computed before a veth"))?;
         Ok(pair)
+    }
+
+    /// Whether packets come through.
+    fn is_whole(&self) -> Result<bool, Error> {
+        let there = self.end.programs_at(TcAttachType::Ingress)?;
+        let program = there
+            .iter()
+            .any(|program| programs::is(program, programs::CARRIED));
+        let is_up = |device: &Device| sys::is_up(device.index()).unwrap_or(false);
+        Ok(program && is_up(&self.carrier) && is_up(&self.end))
     }
 }
 
@@ -130,11 +148,7 @@ impl Uplink {
                 .is_ok_and(|any: IpAddr| endpoint.addresses.contains(&(any, 0)))
         };
         if endpoint.mac != mac || u32::from(endpoint.mtu) < mtu || !all("0.0.0.0") || !all("::") {
-            return Err(Error::OtherEndpoint {
-                device: device.name,
-                mac: takt_wire::ethernet::MacAddress(mac).to_string(),
-                mtu,
-            });
+            return Err(other_endpoint(&device, mac, mtu));
         }
         let there = device.programs_at(TcAttachType::Egress)?;
         if there
@@ -143,7 +157,7 @@ impl Uplink {
         {
             return Err(Error::UplinkAttached(device.name));
         }
-        let pair = Pair::new(&device, mtu)?;
+        let pair = Pair::new(&device)?;
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .map_max_entries(programs::OTHERS, programs::OTHERS_BYTES)
@@ -190,7 +204,9 @@ impl Uplink {
             known: options.own.clone(),
             reader,
             id,
-            _pair: pair,
+            pair,
+            mac,
+            mtu: endpoint.mtu.into(),
         })
     }
 
@@ -213,7 +229,9 @@ impl Uplink {
             mut known,
             mut reader,
             id,
-            _pair,
+            pair,
+            mac,
+            mtu,
         } = self;
         let (end, ending) = Ending::new()?;
         std::thread::scope(|scope| {
@@ -232,8 +250,13 @@ impl Uplink {
                     return Ok(());
                 }
                 let there = device.programs_at(TcAttachType::Egress)?;
-                if !there.iter().any(|program| program.id() == id) {
+                if !there.iter().any(|program| program.id() == id) || !pair.is_whole()? {
                     return Err(Error::Detached(device.name.clone()));
+                }
+                let (is, longest) = sys::address_and_mtu(device.index())
+                    .map_err(Error::system("ask for the address of the interface"))?;
+                if is != Some(mac) || longest > mtu {
+                    return Err(other_endpoint(&device, is.unwrap_or_default(), longest));
                 }
                 if let Some(now) = own()
                     && now != known
@@ -243,6 +266,15 @@ impl Uplink {
                 }
             }
         })
+    }
+}
+
+/// What the listener of an interface needs.
+fn other_endpoint(device: &Device, mac: [u8; 6], mtu: u32) -> Error {
+    Error::OtherEndpoint {
+        device: device.name.clone(),
+        mac: MacAddress(mac).to_string(),
+        mtu,
     }
 }
 

@@ -148,6 +148,11 @@ impl Running {
             .concat()
     }
 
+    /// Its process.
+    pub fn process(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(self.child.as_ref().expect("it runs"))
+    }
+
     /// How many descriptors it has open.
     pub fn descriptors(&self) -> usize {
         let process = self.child.as_ref().expect("it runs").id();
@@ -338,6 +343,11 @@ impl Site {
             ready.then_some(())
         });
         self.daemon = Some(daemon);
+    }
+
+    /// The daemon's process.
+    pub fn daemon(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(self.daemon.as_ref().expect("it runs"))
     }
 
     pub fn kill_daemon(&mut self) {

@@ -1,9 +1,11 @@
 //! What a host sends by its link without Takt: its own, and what it forwards for pods.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal};
 use takt_testing::{PATIENCE, until};
 
 use super::others::{HALVES, beside, pattern};
@@ -22,6 +24,37 @@ fn devices(site: &Site) -> Vec<String> {
     links
         .map(|link| link["ifname"].as_str().expect("a name").to_owned())
         .collect()
+}
+
+/// A socket of the host, and one of the other host.
+fn sockets(site: &Site) -> (UdpSocket, UdpSocket) {
+    let bind = |host, port| {
+        let _inside = site.lab.host(host).enter().expect("the lab is up");
+        UdpSocket::bind(("0.0.0.0", port)).expect("bind")
+    };
+    let (socket, listener) = (bind(0, 0), bind(1, PORT));
+    // Such that one that is lost does not stop a test.
+    let patience = Duration::from_millis(200);
+    listener
+        .set_read_timeout(Some(patience))
+        .expect("a timeout");
+    (socket, listener)
+}
+
+/// A process that does nothing until this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(process: Pid) -> Self {
+        rustix::process::kill_process(process, Signal::STOP).expect("it runs");
+        Self(process)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.0, Signal::CONT);
+    }
 }
 
 /// A stream from one host to the other, or back, whole.
@@ -66,6 +99,12 @@ fn what_pods_and_the_host_send_leaves_inside_the_schedule_and_launch_times_are_k
 
     // Launch times of a pod leave by the same interface, from the runtime's own socket, and are not taken for others.
     let veth = site.attach(&["--class", "5"]);
+    let taken = || site.uplink_status().expect("attached")["taken"];
+    let before = taken();
+    ended_well(site.talker(&talker, "tai", to, COUNT, LEAD).output());
+    wire.wait(COUNT as usize);
+    let others = taken() - before;
+    assert!(others < COUNT.into(), "{others}");
     let sent = pattern(4 << 20);
     std::thread::scope(|scope| {
         scope.spawn(|| stream(&site, 0, &sent));
@@ -80,7 +119,7 @@ fn what_pods_and_the_host_send_leaves_inside_the_schedule_and_launch_times_are_k
             .iter()
             .all(|arrival| arrival.class == 5 && arrival.after >= 0)
     );
-    site.until_counted("sent", COUNT.into());
+    site.until_counted("sent", 2 * u64::from(COUNT));
     let segments = sent.len() as u64 / 1500;
     site.until_uplink("sent", 500 + segments);
     let counters = site.uplink_status().expect("attached");
@@ -151,16 +190,11 @@ fn tcp_is_whole_in_both_directions_from_the_host_and_from_pods_through_a_firewal
 fn without_a_daemon_or_the_command_what_leaves_is_the_kernels_again_and_nothing_is_left() {
     let mut site = Site::bridged();
     let before = devices(&site);
-    let to: IpAddr = site.lab.host(1).address().into();
-    let (socket, listener) = {
-        let _inside = site.lab.host(1).enter().expect("the lab is up");
-        let listener = UdpSocket::bind(("0.0.0.0", PORT)).expect("bind");
-        listener
-            .set_read_timeout(Some(PATIENCE))
-            .expect("a timeout");
-        let _inside = site.lab.host(0).enter().expect("the lab is up");
-        (UdpSocket::bind("0.0.0.0:0").expect("bind"), listener)
-    };
+    let to = site.lab.host(1).address();
+    let (socket, listener) = sockets(&site);
+    listener
+        .set_read_timeout(Some(PATIENCE))
+        .expect("a timeout");
     let exchange = |site: &Site, number: u32| {
         socket
             .send_to(&number.to_ne_bytes(), (to, PORT))
@@ -205,4 +239,70 @@ fn a_listener_that_is_not_the_links_is_refused_with_what_it_needs() {
     let said = refused(site.uplink(&["attach", "--device", "eth9"]).output());
     assert!(said.contains("no interface eth9"), "{said}");
     assert_eq!(site.uplink_status(), None);
+}
+
+/// As one that is busy for ever, or stopped.
+#[test]
+fn from_a_daemon_or_a_command_that_hangs_the_kernel_takes_over() {
+    let site = Site::bridged();
+    let (socket, listener) = sockets(&site);
+    let exchange = |number: u32| {
+        socket
+            .send_to(&number.to_ne_bytes(), (site.lab.host(1).address(), PORT))
+            .expect("sent");
+        let mut datagram = [0; 8];
+        let received = listener.recv(&mut datagram).is_ok();
+        received && datagram[..4] == number.to_ne_bytes()
+    };
+    let attached = site.attach_uplink();
+    assert!(exchange(1));
+    for hanging in [site.daemon(), attached.process()] {
+        let stopped = Stopped::new(hanging);
+        let mut number = 1;
+        until("the kernel sends", || {
+            number += 1;
+            exchange(number).then_some(())
+        });
+        assert!(site.uplink_status().expect("attached")["passed"] > 0);
+        drop(stopped);
+        let sent = site.uplink_status().expect("attached")["sent"];
+        until("the runtime sends again", || {
+            number += 1;
+            exchange(number);
+            (site.uplink_status()?["sent"] > sent).then_some(())
+        });
+    }
+    attached.terminate();
+}
+
+#[test]
+fn where_the_way_to_the_runtime_is_cut_it_ends_and_the_kernel_sends() {
+    let site = Site::bridged();
+    for cut in ["down", "mtu 9000", "address 02:00:00:00:00:99"] {
+        let attached = site.attach_uplink();
+        let out = devices(&site)
+            .into_iter()
+            .find(|name| name.starts_with("takt-out"));
+        let device = match cut {
+            "down" => out.expect("the pair"),
+            _ => "eth0".to_owned(),
+        };
+        let mut command = site.lab.host(0).command("ip").expect("the lab is up");
+        command
+            .args(["link", "set", "dev", &device])
+            .args(cut.split(' '));
+        ended_well(command.output());
+        let (well, said) = attached.end();
+        assert!(!well, "{cut}");
+        assert!(said.contains("eth0"), "{cut}: {said}");
+        assert_eq!(site.uplink_status(), None, "{cut}");
+        if cut == "mtu 9000" {
+            let mut command = site.lab.host(0).command("ip").expect("the lab is up");
+            ended_well(
+                command
+                    .args(["link", "set", "dev", "eth0", "mtu", "1500"])
+                    .output(),
+            );
+        }
+    }
 }
