@@ -198,20 +198,27 @@ pub struct Site {
     daemon: Option<Child>,
     scratch: Directory,
     pub lab: Lab,
+    /// Of the link.
+    datapath: &'static str,
 }
 
 impl Site {
     /// The pods are on one segment.
     pub fn bridged() -> Self {
-        Self::new(Overlay::Bridged)
+        Self::new(Overlay::Bridged, "udp")
+    }
+
+    /// The same, and the daemon has the link by AF_XDP.
+    pub fn by_xdp() -> Self {
+        Self::new(Overlay::Bridged, "xdp")
     }
 
     /// The hosts are routers for their pods, as Flannel has it.
     pub fn routed() -> Self {
-        Self::new(Overlay::Flannel)
+        Self::new(Overlay::Flannel, "udp")
     }
 
-    fn new(overlay: Overlay) -> Self {
+    fn new(overlay: Overlay, datapath: &'static str) -> Self {
         let config = LabConfig {
             hosts: 2,
             containers: 1,
@@ -231,6 +238,7 @@ impl Site {
             daemon: None,
             scratch: Directory::new(),
             lab,
+            datapath,
         };
         site.start_daemon();
         site
@@ -287,7 +295,7 @@ impl Site {
         let pod = self.pod();
         // As much tolerance as there is: a busy machine is not what is tested.
         let text = format!(
-            "[node]\nname = \"h1\"\naddress = \"{}\"\n{}[departure]\ntolerance_us = 1000000\n\
+            "{}[node]\nname = \"h1\"\naddress = \"{}\"\n{}[departure]\ntolerance_us = 1000000\n\
              [admin]\nsocket = \"DIR/admin.sock\"\n\
              [[listener]]\npath = \"DIR/pod.sock\"\nidentity = \"pod\"\nclasses = [0, 3, 5]\n\
              [listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{}/{}\", \"{}/64\"]\n\
@@ -297,6 +305,12 @@ impl Site {
              [[listener]]\npath = \"DIR/uplink.sock\"\nidentity = \"uplink\"\nclasses = [0]\n\
              [listener.endpoint]\nnetwork = \"line\"\nmac = \"{}\"\naddresses = [\"0.0.0.0/0\", \"::/0\"]\nmtu = 1500\n\
              [[network]]\nname = \"line\"\ncarrier = \"native\"\ninterface = \"eth0\"\n",
+            match self.datapath {
+                "xdp" => {
+                    "[datapath.xdp]\ninterface = \"eth0\"\n"
+                }
+                _ => "",
+            },
             self.lab.host(0).address(),
             self.scratch.security(),
             MacAddress(pod.mac()),
@@ -436,7 +450,14 @@ impl Site {
         let host = self.lab.host(0);
         let mut command = host.command(built("takt")).expect("the lab is up");
         command
-            .args(["schedule", "install", "--from", "tc", "--datapath", "udp"])
+            .args([
+                "schedule",
+                "install",
+                "--from",
+                "tc",
+                "--datapath",
+                self.datapath,
+            ])
             .arg(file)
             .env("TAKT_ADMIN_SOCKET", self.scratch.join("admin.sock"));
         ended_well(command.output());

@@ -82,7 +82,15 @@ fn stream(site: &Site, from: usize, sent: &[u8]) {
 
 #[test]
 fn what_pods_and_the_host_send_leaves_inside_the_schedule_and_launch_times_are_kept() {
-    let site = Site::bridged();
+    leaves_inside_the_schedule(&Site::bridged());
+}
+
+#[test]
+fn by_af_xdp_it_leaves_inside_the_schedule_too() {
+    leaves_inside_the_schedule(&Site::by_xdp());
+}
+
+fn leaves_inside_the_schedule(site: &Site) {
     site.schedule(&taprio(HALVES));
     let wire = site.capture();
     let talker = static_talker();
@@ -107,7 +115,7 @@ fn what_pods_and_the_host_send_leaves_inside_the_schedule_and_launch_times_are_k
     assert!(others < COUNT.into(), "{others}");
     let sent = pattern(4 << 20);
     std::thread::scope(|scope| {
-        scope.spawn(|| stream(&site, 0, &sent));
+        scope.spawn(|| stream(site, 0, &sent));
         ended_well(site.talker(&talker, "tai", to, COUNT, LEAD).output());
     });
     let arrivals = wire.wait(COUNT as usize);
