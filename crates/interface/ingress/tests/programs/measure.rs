@@ -75,10 +75,15 @@ fn throughput_of_what_has_no_launch_time() {
     let site = Site::bridged();
     let sent = pattern(64 << 20);
     let to = site.addresses()[0];
-    let mut rates = [Vec::new(), Vec::new()];
+    let ways = ["kernel", "--all", "uplink"];
+    let mut rates = [Vec::new(), Vec::new(), Vec::new()];
     for _ in 0..ROUNDS {
-        for (way, rates) in rates.iter_mut().enumerate() {
-            let attached = (way == 1).then(|| site.attach(&["--all"]));
+        for (way, rates) in ways.into_iter().zip(&mut rates) {
+            let attached = match way {
+                "--all" => Some(site.attach(&["--all"])),
+                "uplink" => Some(site.attach_uplink()),
+                _ => None,
+            };
             let received = site.reader();
             let begin = Instant::now();
             site.write(to, &sent);
@@ -90,7 +95,7 @@ fn throughput_of_what_has_no_launch_time() {
         }
     }
     println!("Mbit/s of TCP, median and largest of {ROUNDS}:");
-    for (way, rates) in ["kernel", "--all"].into_iter().zip(&mut rates) {
+    for (way, rates) in ways.into_iter().zip(&mut rates) {
         rates.sort_by(f64::total_cmp);
         println!(
             "{way:8} {:8.0} {:8.0}",
