@@ -58,6 +58,11 @@ fn it_leaves_inside_the_schedule_and_launch_times_are_kept_beside_it() {
     attached.terminate();
     let attached = site.attach(&["--all", "--class", "5"]);
     let with = beside(&untimed());
+    let said = site.schedule_status();
+    assert!(
+        said.contains("what pod sends by c1 without a launch time"),
+        "{said}"
+    );
     // The kernel there looks at a frame when it comes to it.
     assert!(with * 10 <= without, "{with} with, {without} without");
     site.until_counted("other-sent", 500);

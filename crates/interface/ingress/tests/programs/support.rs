@@ -443,23 +443,29 @@ impl Site {
         command
     }
 
+    /// `takt schedule` on the host.
+    fn of_schedule(&self, action: &str) -> Command {
+        let host = self.lab.host(0);
+        let mut command = host.command(built("takt")).expect("the lab is up");
+        command
+            .args(["schedule", action])
+            .env("TAKT_ADMIN_SOCKET", self.scratch.join("admin.sock"));
+        command
+    }
+
+    /// What `takt schedule status` says.
+    pub fn schedule_status(&self) -> String {
+        ended_well(self.of_schedule("status").output())
+    }
+
     /// Installs a schedule, as `tc` has it, on the host's link.
     pub fn schedule(&self, text: &str) {
         let file = self.scratch.join("schedule");
         std::fs::write(&file, text).expect("written");
-        let host = self.lab.host(0);
-        let mut command = host.command(built("takt")).expect("the lab is up");
+        let mut command = self.of_schedule("install");
         command
-            .args([
-                "schedule",
-                "install",
-                "--from",
-                "tc",
-                "--datapath",
-                self.datapath,
-            ])
-            .arg(file)
-            .env("TAKT_ADMIN_SOCKET", self.scratch.join("admin.sock"));
+            .args(["--from", "tc", "--datapath", self.datapath])
+            .arg(file);
         ended_well(command.output());
     }
 

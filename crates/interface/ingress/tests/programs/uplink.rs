@@ -104,6 +104,11 @@ fn leaves_inside_the_schedule(site: &Site) {
     let with = beside(&untimed());
     assert!(with * 10 <= without, "{with} with, {without} without");
     site.until_uplink("sent", 500);
+    let said = site.schedule_status();
+    assert!(
+        said.contains("what leaves by eth0 without Takt (takt uplink)"),
+        "{said}"
+    );
 
     // Launch times of a pod leave by the same interface, from the runtime's own socket, and are not taken for others.
     let veth = site.attach(&["--class", "5"]);
@@ -136,6 +141,8 @@ fn leaves_inside_the_schedule(site: &Site) {
     }
     veth.terminate();
     attached.terminate();
+    let said = site.schedule_status();
+    assert!(!said.contains("takt uplink"), "{said}");
 }
 
 #[test]

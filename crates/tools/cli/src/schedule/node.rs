@@ -6,7 +6,7 @@ use takt_clock::{Clock, SystemTai};
 use takt_schedule::form::Document;
 use taktd::admin::proto::{
     ClassDepartures, InstallScheduleRequest, LinkSchedule, ListSchedulesRequest,
-    RemoveScheduleRequest,
+    ListSessionsRequest, RemoveScheduleRequest, Session,
 };
 
 use super::source::{LinkOptions, One};
@@ -179,20 +179,90 @@ impl Remove {
 
 impl Status {
     pub fn run(self) -> Result<(), Failure> {
-        let links = self.daemon.ask(async |mut client| {
-            let answer = client.list_schedules(ListSchedulesRequest {}).await?;
-            Ok(answer.into_inner().links)
+        let (links, sessions) = self.daemon.ask(async |mut client| {
+            let links = client.list_schedules(ListSchedulesRequest {}).await?;
+            let sessions = client.list_sessions(ListSessionsRequest::default()).await?;
+            Ok((links.into_inner().links, sessions.into_inner().sessions))
         })?;
+        let taken: Vec<Taken> = sessions.iter().filter_map(Taken::by).collect();
         if self.form.json {
-            return print_json(&links);
+            let taken = &taken;
+            let links = links.into_iter().map(|link| Told { link, taken });
+            return print_json(&links.collect::<Vec<_>>());
         }
         let now = SystemTai.now().as_nanos();
-        let text: Vec<String> = links.iter().map(|link| describe(link, now)).collect();
+        let links = links.iter();
+        let text: Vec<String> = links.map(|link| describe(link, now, &taken)).collect();
         print(&text.join("\n"))
     }
 }
 
-fn describe(link: &LinkSchedule, now: i64) -> String {
+/// What `takt schedule status --json` prints of a link.
+#[derive(Serialize)]
+struct Told<'t> {
+    #[serde(flatten)]
+    link: LinkSchedule,
+    /// What this runtime sends for those who know nothing of it.
+    taken: &'t [Taken],
+}
+
+/// Packets of others that a command gives the runtime.
+#[derive(Serialize)]
+struct Taken {
+    /// The host's end of a pod's veth, or the interface that they would leave by.
+    device: String,
+    by: &'static str,
+    /// Whose they are to the runtime.
+    identity: String,
+}
+
+impl Taken {
+    const UPLINK: &str = "takt uplink";
+    const VETH: &str = "takt veth --all";
+
+    /// By a session, if it says so and its programs are where it says.
+    fn by(session: &Session) -> Option<Self> {
+        let uplink = session.name.strip_prefix("takt uplink ");
+        let veth = || {
+            session
+                .name
+                .strip_prefix("takt veth ")?
+                .strip_suffix(" all")
+        };
+        let (device, by, is) = match uplink {
+            Some(device) => (
+                device,
+                Self::UPLINK,
+                takt_ingress::uplink_status(device).is_ok_and(|status| status.is_some()),
+            ),
+            None => {
+                let device = veth()?;
+                let status = takt_ingress::status(device);
+                (device, Self::VETH, status.is_ok_and(|status| status.all))
+            }
+        };
+        is.then(|| Self {
+            device: device.to_owned(),
+            by,
+            identity: session.identity.clone(),
+        })
+    }
+
+    /// As a person reads it.
+    fn text(&self) -> String {
+        let Self {
+            device,
+            by,
+            identity,
+        } = self;
+        match *by {
+            Self::UPLINK => format!("what leaves by {device} without Takt ({by})"),
+            _ => format!("what {identity} sends by {device} without a launch time ({by})"),
+        }
+    }
+}
+
+fn describe(link: &LinkSchedule, now: i64, taken: &[Taken]) -> String {
     let mut text = format!("{}: ", link.datapath);
     text += &match &link.operational {
         None => "no schedule, all gates are open".to_owned(),
@@ -224,7 +294,7 @@ fn describe(link: &LinkSchedule, now: i64) -> String {
     }
     text += "\n";
     if link.operational.is_some() {
-        text += &enforced(link);
+        text += &enforced(link, taken);
     }
     if !link.clock_problem.is_empty() {
         text += &format!("  warning: {}\n", link.clock_problem);
@@ -251,7 +321,7 @@ fn describe(link: &LinkSchedule, now: i64) -> String {
 }
 
 /// For whom the gates are kept, and for whom not.
-fn enforced(link: &LinkSchedule) -> String {
+fn enforced(link: &LinkSchedule, taken: &[Taken]) -> String {
     let moved = (0..).zip(&link.priorities);
     let moved: Vec<String> = moved
         .filter(|(priority, class)| priority != *class)
@@ -281,9 +351,17 @@ fn enforced(link: &LinkSchedule) -> String {
         true => String::new(),
         false => format!(", and by {} of this runtime", link.beside.join(" and ")),
     };
+    let lines = taken
+        .iter()
+        .map(|taken| format!("  and for: {}\n", taken.text()));
+    let taken: String = lines.collect();
+    let rest = match taken.is_empty() {
+        true => "what",
+        false => "what else",
+    };
     format!(
-        "  kept for: everything that applications send by {} of this runtime\n  \
-         not kept for: what leaves the same interface by the kernel's own sockets and forwarding{beside}\n{table}",
+        "  kept for: everything that applications send by {} of this runtime\n{taken}  \
+         not kept for: {rest} leaves the same interface by the kernel's own sockets and forwarding{beside}\n{table}",
         link.datapath
     )
 }
