@@ -28,19 +28,12 @@ pub enum Error {
         "there is no interface {0} with a MAC address in this network namespace: name the one whose link has the schedule, see `ip link`"
     )]
     NoLink(String),
-    /// The listener is not for that interface.
+    /// The listener is not for that interface, which may have changed.
     #[error(
-        "the listener is not for {device}: it needs an endpoint of a native network on {device} with `mac = \"{mac}\"`, `mtu = {mtu}` and \
-         `addresses = [\"0.0.0.0/0\", \"::/0\"]`"
+        "the listener's endpoint is not {0} as it is now (MAC address, MTU, any source address): start `takt uplink attach --device {0}` \
+         again"
     )]
-    OtherEndpoint {
-        /// The interface.
-        device: String,
-        /// Its address.
-        mac: String,
-        /// How long its packets may be.
-        mtu: u32,
-    },
+    OtherEndpoint(String),
     /// Somebody takes what leaves there already.
     #[error(
         "what leaves by {0} is taken already: end the other `takt uplink attach --device {0}` first"

@@ -10,7 +10,7 @@
 //!                                                                  └── veth ── program ── ring ──► frame source ──► gates ──► wire
 //! ```
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use aya::maps::{Array, HashMap, MapData};
 use aya::programs::TcAttachType;
 use aya::programs::links::LinkOrder;
 use aya::programs::tc::TcAttachOptions;
-use takt_wire::ethernet::MacAddress;
+use takt::Endpoint;
 
 use crate::counters::{self, OtherCounters};
 use crate::error::Error;
@@ -71,9 +71,8 @@ pub struct Uplink {
     /// Of the program at the link.
     id: u32,
     pair: Pair,
-    /// The interface's address, and the longest packet that the endpoint has.
-    mac: [u8; 6],
-    mtu: u32,
+    /// As the interface is in the network.
+    endpoint: Endpoint,
 }
 
 /// The two devices by which packets go from one program to the other. They go with it.
@@ -137,26 +136,13 @@ impl Uplink {
     /// [`Error`].
     pub fn new(options: &UplinkOptions) -> Result<Self, Error> {
         let device = Device::any(&options.device)?;
-        let (mac, mtu) = sys::address_and_mtu(device.index())
-            .map_err(Error::system("ask for the address of the interface"))?;
-        let mac = mac.ok_or_else(|| Error::NoLink(device.name.clone()))?;
         let name = format!("takt uplink {}", device.name);
         let runtime = Runtime::open(name, options.socket.as_deref())?.by_link();
         let endpoint = runtime.endpoint()?;
-        let all = |any: &str| {
-            any.parse()
-                .is_ok_and(|any: IpAddr| endpoint.addresses.contains(&(any, 0)))
-        };
-        if endpoint.mac != mac || u32::from(endpoint.mtu) < mtu || !all("0.0.0.0") || !all("::") {
-            return Err(other_endpoint(&device, mac, mtu));
+        if endpoint != endpoint_of(&device, endpoint.network.clone())? {
+            return Err(Error::OtherEndpoint(device.name));
         }
-        let there = device.programs_at(TcAttachType::Egress)?;
-        if there
-            .iter()
-            .any(|program| programs::is(program, programs::UPLINK))
-        {
-            return Err(Error::UplinkAttached(device.name));
-        }
+        let mac = endpoint.mac;
         let pair = Pair::new(&device)?;
         let mut ebpf = EbpfLoader::new()
             .btf(None)
@@ -205,8 +191,7 @@ impl Uplink {
             reader,
             id,
             pair,
-            mac,
-            mtu: endpoint.mtu.into(),
+            endpoint,
         })
     }
 
@@ -230,8 +215,7 @@ impl Uplink {
             mut reader,
             id,
             pair,
-            mac,
-            mtu,
+            endpoint,
         } = self;
         let (end, ending) = Ending::new()?;
         std::thread::scope(|scope| {
@@ -253,10 +237,8 @@ impl Uplink {
                 if !there.iter().any(|program| program.id() == id) || !pair.is_whole()? {
                     return Err(Error::Detached(device.name.clone()));
                 }
-                let (is, longest) = sys::address_and_mtu(device.index())
-                    .map_err(Error::system("ask for the address of the interface"))?;
-                if is != Some(mac) || longest > mtu {
-                    return Err(other_endpoint(&device, is.unwrap_or_default(), longest));
+                if endpoint != endpoint_of(&device, endpoint.network.clone())? {
+                    return Err(Error::OtherEndpoint(device.name));
                 }
                 if let Some(now) = own()
                     && now != known
@@ -269,13 +251,41 @@ impl Uplink {
     }
 }
 
-/// What the listener of an interface needs.
-fn other_endpoint(device: &Device, mac: [u8; 6], mtu: u32) -> Error {
-    Error::OtherEndpoint {
-        device: device.name.clone(),
-        mac: MacAddress(mac).to_string(),
-        mtu,
+/// Any source, of either kind.
+fn anybody() -> Vec<(IpAddr, u8)> {
+    vec![
+        (Ipv4Addr::UNSPECIFIED.into(), 0),
+        (Ipv6Addr::UNSPECIFIED.into(), 0),
+    ]
+}
+
+/// What the listener for a link has to have: the endpoint that the interface is in a network on it. Refused where what leaves there is taken
+/// already.
+///
+/// # Errors
+/// [`Error::NoLink`], [`Error::UplinkAttached`], [`Error::Privilege`].
+pub fn uplink_endpoint(device: &str, network: String) -> Result<Endpoint, Error> {
+    let device = Device::any(device)?;
+    let there = device.programs_at(TcAttachType::Egress)?;
+    if there
+        .iter()
+        .any(|program| programs::is(program, programs::UPLINK))
+    {
+        return Err(Error::UplinkAttached(device.name));
     }
+    endpoint_of(&device, network)
+}
+
+fn endpoint_of(device: &Device, network: String) -> Result<Endpoint, Error> {
+    let (mac, mtu) = sys::address_and_mtu(device.index())
+        .map_err(Error::system("ask for the address of the interface"))?;
+    Ok(Endpoint {
+        network,
+        mac: mac.ok_or_else(|| Error::NoLink(device.name.clone()))?,
+        addresses: anybody(),
+        mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
+        vlans: Vec::new(),
+    })
 }
 
 fn set_own(

@@ -1,13 +1,17 @@
 //! `takt uplink`: what this host sends by an interface without Takt, inside the schedule of its link.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use takt_ingress::{Uplink as Link, UplinkOptions, uplink_status};
-use taktd::admin::proto::GetStatusRequest;
+use takt_wire::ethernet::MacAddress;
+use taktd::admin::proto::{
+    Endpoint, GetStatusRequest, ListListenersRequest, ListNetworksRequest, Listener,
+    ListenerStatus, Network, RemoveListenerRequest, SetListenerRequest,
+};
 
 use crate::admin::Daemon;
 use crate::failure::Failure;
@@ -26,27 +30,16 @@ The kernel's stay ARP, neighbour discovery, what is not IP, tagged frames, and f
 interface's (macvlan, ports of its bridge). WHERE CLASS 0 HAS NO WINDOW, NOTHING ELSE LEAVES THIS HOST. While the command or the
 daemon is away, all is the kernel's again, beside the schedule. It costs throughput: single packets, one thread.
 
-It needs Linux 6.11 or later, CAP_NET_ADMIN and CAP_BPF, a daemon with CAP_NET_RAW or AF_XDP on the interface, and
-a listener of its own in the daemon's configuration:
+It needs Linux 6.11 or later, CAP_NET_ADMIN and CAP_BPF, a daemon with CAP_NET_RAW or with AF_XDP on the interface, and a
+network on the interface in the daemon's configuration, in which the command makes a listener for itself:
 
   [[network]]
   name = \"line\"
   carrier = \"native\"
   interface = \"eth0\"
 
-  [[listener]]
-  path = \"/run/takt/uplink.sock\"
-  mode = \"0600\"
-  identity = \"uplink\"
-  classes = [0]
-  [listener.endpoint]
-  network = \"line\"
-  mac = \"02:00:00:00:00:01\"                    # eth0's
-  addresses = [\"0.0.0.0/0\", \"::/0\"]
-  mtu = 1500
-
 Examples:
-  takt uplink attach --device eth0 --socket /run/takt/uplink.sock
+  takt uplink attach --device eth0 --network line
   takt uplink status --device eth0
   takt uplink status --device eth0 --json | jq .taking";
 
@@ -70,9 +63,9 @@ enum Action {
 struct Attach {
     #[command(flatten)]
     device: Device,
-    /// The listener whose endpoint is the interface [default: $TAKT_SOCKET, or /run/takt/takt.sock]
-    #[arg(long, value_name = "SOCKET")]
-    socket: Option<PathBuf>,
+    /// The native network on the interface, see `takt network list`
+    #[arg(long, value_name = "NAME")]
+    network: String,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -115,46 +108,132 @@ impl Uplink {
     }
 }
 
-/// Where the datagrams of the daemon's own datapaths of the kernel come from.
-fn own(daemon: &Daemon) -> Result<Vec<SocketAddr>, Failure> {
-    daemon.ask(async |mut client| {
-        let answer = client.get_status(GetStatusRequest {}).await?;
-        let node = answer.into_inner().node.unwrap_or_default();
-        let ports = node.lanes.iter().flat_map(|lane| &lane.ports);
-        let of_kernel = ports.filter(|port| port.datapath == "udp");
-        let mut own: Vec<SocketAddr> = of_kernel
-            .filter_map(|port| port.local.parse().ok())
-            .collect();
-        own.sort_unstable();
-        own.dedup();
-        Ok(own)
-    })
+/// Whether frames of a network leave by an interface, as they are.
+fn check_network(daemon: &Daemon, device: &str, network: &str) -> Result<(), Failure> {
+    let networks = daemon.ask(async |mut client| {
+        let answer = client.list_networks(ListNetworksRequest {}).await?;
+        Ok(answer.into_inner().networks)
+    })?;
+    let of_link = |other: &&Network| {
+        other.name == network
+            && !other.routed
+            && other.vxlan.or(other.vlan).is_none()
+            && other.interface == device
+    };
+    match networks.iter().find(of_link) {
+        Some(_) => Ok(()),
+        None => Err(Failure::Other(format!(
+            "{network}: the daemon has no such network whose frames leave by {device} as they are: write into its configuration\n\n  \
+             [[network]]\n  name = \"{network}\"\n  carrier = \"native\"\n  interface = \"{device}\"\n\n\
+             and start it again, or name another one of `takt network list`"
+        ))),
+    }
+}
+
+/// The daemon, and the listener that it has for us.
+struct Place {
+    daemon: Daemon,
+    listener: Listener,
+}
+
+impl Place {
+    /// For an interface as it is now.
+    fn of(daemon: Daemon, device: &str, network: String) -> Result<Self, Failure> {
+        let endpoint = takt_ingress::uplink_endpoint(device, network)?;
+        check_network(&daemon, device, &endpoint.network)?;
+        let addresses = endpoint.addresses.iter();
+        let addresses = addresses.map(|(address, prefix)| format!("{address}/{prefix}"));
+        let path = daemon
+            .socket()
+            .with_file_name(format!("uplink-{device}.sock"));
+        let listener = Listener {
+            path: path.to_string_lossy().into_owned(),
+            mode: 0o600,
+            identity: format!("uplink {device}"),
+            classes: vec![0],
+            endpoint: Some(Endpoint {
+                network: endpoint.network,
+                mac: MacAddress(endpoint.mac).to_string(),
+                addresses: addresses.collect(),
+                mtu: endpoint.mtu.into(),
+                ..Endpoint::default()
+            }),
+            ..Listener::default()
+        };
+        Ok(Self { daemon, listener })
+    }
+
+    /// Sees to it that the listener is there, also after the daemon has been started again. Where the datagrams of its own datapaths of the
+    /// kernel come from.
+    fn prepare(&self) -> Result<Vec<SocketAddr>, Failure> {
+        self.daemon.ask(async |mut client| {
+            let there = client.list_listeners(ListListenersRequest {}).await?;
+            let mut there = there.into_inner().listeners.into_iter();
+            let is = |status: ListenerStatus| {
+                status
+                    .listener
+                    .is_some_and(|l| l.path == self.listener.path)
+            };
+            if !there.any(is) {
+                let listener = Some(self.listener.clone());
+                let request = SetListenerRequest {
+                    listener,
+                    ..SetListenerRequest::default()
+                };
+                client.set_listener(request).await?;
+            }
+            let answer = client.get_status(GetStatusRequest {}).await?;
+            let node = answer.into_inner().node.unwrap_or_default();
+            let ports = node.lanes.iter().flat_map(|lane| &lane.ports);
+            let of_kernel = ports.filter(|port| port.datapath == "udp");
+            let own = of_kernel.filter_map(|port| port.local.parse().ok());
+            Ok(own.collect())
+        })
+    }
+
+    /// Takes the listener away, if the daemon is there.
+    fn remove(self) {
+        let path = self.listener.path;
+        let request = RemoveListenerRequest { path };
+        let _ = self.daemon.ask(async |mut client| {
+            client.remove_listener(request).await?;
+            Ok(())
+        });
+    }
 }
 
 impl Attach {
     fn run(self) -> Result<(), Failure> {
         let device = self.device.device;
         let stop = readable_at_signal()?;
-        let link = Link::new(&UplinkOptions {
-            device: device.clone(),
-            socket: self.socket,
-            own: own(&self.daemon)?,
-        })?;
-        print(&format!(
-            "{device}: taking what leaves without Takt, for class 0; while the daemon is away it is the kernel's\n"
-        ))?;
-        tell_ready();
-        let mut next = Instant::now() + ASKED;
-        let own = || {
-            let now = Instant::now();
-            if now < next {
-                return None;
-            }
-            next = now + ASKED;
-            own(&self.daemon).ok()
-        };
-        Ok(link.run(stop, own)?)
+        let place = Place::of(self.daemon, &device, self.network)?;
+        let done = take(&device, &place, stop);
+        place.remove();
+        done
     }
+}
+
+fn take(device: &str, place: &Place, stop: impl AsFd) -> Result<(), Failure> {
+    let own = place.prepare()?;
+    let link = Link::new(&UplinkOptions {
+        device: device.to_owned(),
+        socket: Some(place.listener.path.clone().into()),
+        own,
+    })?;
+    print(&format!(
+        "{device}: taking what leaves without Takt, for class 0; while the daemon is away it is the kernel's\n"
+    ))?;
+    tell_ready();
+    let mut next = Instant::now() + ASKED;
+    let own = || {
+        let now = Instant::now();
+        if now < next {
+            return None;
+        }
+        next = now + ASKED;
+        place.prepare().ok()
+    };
+    Ok(link.run(stop, own)?)
 }
 
 impl Status {

@@ -23,6 +23,9 @@ pub const PORT: u16 = 5001;
 /// The host's end of the pod's veth.
 pub const DEVICE: &str = "c1";
 
+/// Takes what leaves by the host's link.
+pub const ATTACH: [&str; 5] = ["attach", "--device", "eth0", "--network", "line"];
+
 /// The addresses of a virtual machine on the first host, which is on the pods' network.
 pub const GUEST: Ipv4Addr = Ipv4Addr::new(10, 88, 1, 200);
 pub const GUEST_MAC: [u8; 6] = [2, 0, 10, 88, 1, 200];
@@ -302,8 +305,6 @@ impl Site {
              [[listener]]\npath = \"DIR/guest.sock\"\nidentity = \"guest\"\nclasses = [0, 3, 5]\n\
              [listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{GUEST}/{}\"]\nvlans = [7]\n\
              [[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\nfollow = \"{OVERLAY_DEVICE}\"\n\
-             [[listener]]\npath = \"DIR/uplink.sock\"\nidentity = \"uplink\"\nclasses = [0]\n\
-             [listener.endpoint]\nnetwork = \"line\"\nmac = \"{}\"\naddresses = [\"0.0.0.0/0\", \"::/0\"]\nmtu = 1500\n\
              [[network]]\nname = \"line\"\ncarrier = \"native\"\ninterface = \"eth0\"\n",
             match self.datapath {
                 "xdp" => {
@@ -319,7 +320,6 @@ impl Site {
             six(0),
             MacAddress(GUEST_MAC),
             pod.prefix_length(),
-            MacAddress(self.lab.host(0).mac()),
         );
         let place = self.scratch.join("").display().to_string();
         std::fs::write(self.scratch.join("takt.toml"), text.replace("DIR/", &place))
@@ -398,14 +398,13 @@ impl Site {
             .arg("uplink")
             .args(arguments)
             .env_remove("NOTIFY_SOCKET")
-            .env("TAKT_SOCKET", self.scratch.join("uplink.sock"))
             .env("TAKT_ADMIN_SOCKET", self.scratch.join("admin.sock"));
         command
     }
 
     /// Takes what leaves by the host's link.
     pub fn attach_uplink(&self) -> Running {
-        let running = Running::start(&mut self.uplink(&["attach", "--device", "eth0"]));
+        let running = Running::start(&mut self.uplink(&ATTACH));
         until("what leaves is taken", || {
             let output = running.output();
             assert!(!output.contains("takt: "), "{output}");
@@ -628,6 +627,16 @@ impl Site {
             let listeners = listeners.expect("the listeners").into_inner().listeners;
             let all = listeners.into_iter().flat_map(|listener| listener.unserved);
             all.map(|one| (one.reason, one.count)).collect()
+        })
+    }
+
+    /// The identities of the daemon's listeners.
+    pub fn listeners(&self) -> Vec<String> {
+        self.ask(async |client| {
+            let listeners = client.list_listeners(proto::ListListenersRequest {}).await;
+            let listeners = listeners.expect("the listeners").into_inner().listeners;
+            let all = listeners.into_iter().filter_map(|status| status.listener);
+            all.map(|listener| listener.identity).collect()
         })
     }
 

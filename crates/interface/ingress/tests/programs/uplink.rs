@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal};
 use takt_testing::{PATIENCE, until};
 
 use super::others::{HALVES, beside, pattern};
-use super::support::{PORT, Site, ended_well, refused, static_talker, taprio};
+use super::support::{ATTACH, PORT, Site, ended_well, refused, static_talker, taprio};
 
 const COUNT: u32 = 50;
 const LEAD: &str = "200000";
@@ -220,7 +220,7 @@ fn without_a_daemon_or_the_command_what_leaves_is_the_kernels_again_and_nothing_
         assert_eq!(datagram[..4], number.to_ne_bytes());
     };
     let attached = site.attach_uplink();
-    let second = refused(site.uplink(&["attach", "--device", "eth0"]).output());
+    let second = refused(site.uplink(&ATTACH).output());
     assert!(second.contains("taken already"), "{second}");
     exchange(&site, 1);
     site.until_uplink("sent", 1);
@@ -244,16 +244,27 @@ fn without_a_daemon_or_the_command_what_leaves_is_the_kernels_again_and_nothing_
 }
 
 #[test]
-fn a_listener_that_is_not_the_links_is_refused_with_what_it_needs() {
+fn what_is_not_there_is_refused_by_name() {
     let site = Site::bridged();
-    let socket = site.socket().display().to_string();
-    let wrong = ["attach", "--device", "eth0", "--socket", &socket];
-    let said = refused(site.uplink(&wrong).output());
-    let mac = takt_wire::ethernet::MacAddress(site.lab.host(0).mac()).to_string();
-    assert!(said.contains(&mac) && said.contains("mtu = 1500"), "{said}");
-    let said = refused(site.uplink(&["attach", "--device", "eth9"]).output());
+    let attach = |device, network| {
+        let arguments = ["attach", "--device", device, "--network", network];
+        refused(site.uplink(&arguments).output())
+    };
+    let said = attach("eth9", "line");
     assert!(said.contains("no interface eth9"), "{said}");
+    // The other one is a tunnel, which the interface is not in.
+    for network in ["none", "pods"] {
+        let said = attach("eth0", network);
+        assert!(said.contains("no such network"), "{said}");
+        assert!(said.contains("interface = \"eth0\""), "{said}");
+    }
     assert_eq!(site.uplink_status(), None);
+    assert_eq!(site.listeners(), ["guest", "pod"]);
+    // As long as it runs it has one of its own.
+    let attached = site.attach_uplink();
+    assert!(site.listeners().contains(&"uplink eth0".to_owned()));
+    attached.terminate();
+    assert_eq!(site.listeners(), ["guest", "pod"]);
 }
 
 /// As one that is busy for ever, or stopped.
