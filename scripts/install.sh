@@ -85,8 +85,9 @@ install_all() {
     fill deploy/pkg-config/takt.pc.in 644 "$LIBDIR/pkgconfig/takt.pc"
     fill deploy/cmake/takt-config.cmake.in 644 "$LIBDIR/cmake/takt/takt-config.cmake"
     fill deploy/cmake/takt-config-version.cmake.in 644 "$LIBDIR/cmake/takt/takt-config-version.cmake"
-    fill deploy/systemd/taktd.service 644 "$UNITDIR/taktd.service"
-    fill deploy/systemd/takt-guest@.service 644 "$UNITDIR/takt-guest@.service"
+    for unit in taktd takt-guest@ takt-uplink@; do
+        fill "deploy/systemd/$unit.service" 644 "$UNITDIR/$unit.service"
+    done
 
     # A configuration that is there is the operator's.
     if [ ! -e "$DESTDIR$CONFIG" ]; then
@@ -119,7 +120,7 @@ uninstall_all() {
         "$DESTDIR$LIBDIR"/takt-preload/{,lib/,lib64/,lib/*/,'$LIB'/}libtakt_preload.so \
         "$DESTDIR$LIBDIR/pkgconfig/takt.pc" \
         "$DESTDIR$LIBDIR"/cmake/takt/takt-config{,-version}.cmake \
-        "$DESTDIR$UNITDIR"/{taktd,takt-guest@}.service \
+        "$DESTDIR$UNITDIR"/{taktd,takt-guest@,takt-uplink@}.service \
         "$DESTDIR$MANDIR"/man1/{takt,taktd}.1 "$DESTDIR$MANDIR"/man1/takt-*.1 \
         "$DESTDIR$BASH_DIR/takt" "$DESTDIR$ZSH_DIR/_takt" "$DESTDIR$FISH_DIR/takt.fish"
     for header in include/*.h include/*.hpp; do rm -f "$DESTDIR$INCLUDEDIR/$(basename "$header")"; done

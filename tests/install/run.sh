@@ -57,7 +57,7 @@ staged() {
     step "systemd reads the units"
     PREFIX=$work/live scripts/install.sh install >/dev/null
     if command -v systemd-analyze >/dev/null; then
-        for unit in taktd takt-guest@; do
+        for unit in taktd takt-guest@ takt-uplink@; do
             systemd-analyze verify "$work/live/lib/systemd/system/$unit.service" 2>"$work/out" || true
             if grep -F "$unit" "$work/out"; then fail "systemd complains of the unit"; fi
         done

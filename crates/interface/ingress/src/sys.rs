@@ -11,6 +11,7 @@ use std::path::PathBuf;
 /// Of `enum bpf_cmd`.
 const BPF_PROG_ATTACH: libc::c_long = 8;
 const BPF_PROG_DETACH: libc::c_long = 9;
+const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_PROG_BIND_MAP: libc::c_long = 35;
 /// Where at a device: `enum bpf_attach_type`, Linux 6.6.
 #[derive(Clone, Copy)]
@@ -49,8 +50,48 @@ pub(crate) fn detach(ifindex: u32, place: Place, program: BorrowedFd<'_>) -> io:
 /// Keeps a map as long as the program, which others find it by although it does not use it.
 pub(crate) fn bind(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<()> {
     let flags = 0;
-    let attributes: [u32; 3] = [program.as_raw_fd() as u32, map.as_raw_fd() as u32, flags];
-    bpf(BPF_PROG_BIND_MAP, &attributes)
+    let mut attributes: [u32; 3] = [program.as_raw_fd() as u32, map.as_raw_fd() as u32, flags];
+    bpf(BPF_PROG_BIND_MAP, &mut attributes)
+}
+
+/// Programs at a place that are told.
+const MOST_PROGRAMS: usize = 256;
+
+/// The part of `union bpf_attr` that asks for the programs at a place.
+#[repr(C)]
+struct Query {
+    ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+    attach_flags: u32,
+    programs: u64,
+    count: u32,
+    padding: u32,
+    program_flags: u64,
+    links: u64,
+    link_flags: u64,
+    revision: u64,
+}
+
+/// The numbers of the programs at a device. What they are takes more privilege.
+pub(crate) fn programs(ifindex: u32, place: Place) -> io::Result<Vec<u32>> {
+    let mut numbers = vec![0u32; MOST_PROGRAMS];
+    let mut query = Query {
+        ifindex,
+        attach_type: place as u32,
+        flags: 0,
+        attach_flags: 0,
+        programs: numbers.as_mut_ptr() as u64,
+        count: MOST_PROGRAMS as u32,
+        padding: 0,
+        program_flags: 0,
+        links: 0,
+        link_flags: 0,
+        revision: 0,
+    };
+    bpf(BPF_PROG_QUERY, &mut query)?;
+    numbers.truncate(query.count as usize);
+    Ok(numbers)
 }
 
 fn change(
@@ -60,7 +101,7 @@ fn change(
     program: BorrowedFd<'_>,
     flags: u32,
 ) -> io::Result<()> {
-    let attributes = Attach {
+    let mut attributes = Attach {
         ifindex,
         program: program.as_raw_fd() as u32,
         attach_type: place as u32,
@@ -69,18 +110,18 @@ fn change(
         relative: 0,
         revision: 0,
     };
-    bpf(command, &attributes)
+    bpf(command, &mut attributes)
 }
 
 /// bpf(2) with the part of `union bpf_attr` that a command reads.
-fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<()> {
-    // SAFETY: the attributes are plain words, readable for the length told; the kernel takes what is missing of the union as
-    // zeros, and neither writes to them.
+fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<()> {
+    // SAFETY: the attributes are plain words, which may be read and written for the length told, as what they point to; the kernel takes
+    // what is missing of the union as zeros.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
             command,
-            std::ptr::from_ref(attributes),
+            std::ptr::from_mut(attributes),
             size_of::<T>(),
         )
     };

@@ -17,9 +17,9 @@ use std::sync::Arc;
 
 use aya::EbpfLoader;
 use aya::maps::{Array, HashMap, MapData};
-use aya::programs::TcAttachType;
 use aya::programs::links::LinkOrder;
 use aya::programs::tc::TcAttachOptions;
+use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType};
 use takt::Endpoint;
 
 use crate::counters::{self, OtherCounters};
@@ -28,7 +28,7 @@ use crate::forward::{Ending, readable};
 use crate::others::Others;
 use crate::programs::{self, Device, OtherMaps, Returner};
 use crate::runtime::{Runtime, TICK};
-use crate::sys;
+use crate::sys::{self, Place};
 
 /// Longest packet of a veth.
 const LONGEST: u32 = 65535;
@@ -68,8 +68,9 @@ pub struct Uplink {
     own: HashMap<MapData, OwnKey, u8>,
     known: Vec<SocketAddr>,
     reader: Array<MapData, u64>,
-    /// Of the program at the link.
+    /// Of the program at the link, and of the other one.
     id: u32,
+    carried: u32,
     pair: Pair,
     /// As the interface is in the network.
     endpoint: Endpoint,
@@ -111,15 +112,16 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Whether packets come through.
-    fn is_whole(&self) -> Result<bool, Error> {
-        let there = self.end.programs_at(TcAttachType::Ingress)?;
-        let program = there
-            .iter()
-            .any(|program| programs::is(program, programs::CARRIED));
+    /// Whether packets come through to this program.
+    fn is_whole(&self, program: u32) -> bool {
         let is_up = |device: &Device| sys::is_up(device.index()).unwrap_or(false);
-        Ok(program && is_up(&self.carrier) && is_up(&self.end))
+        is_at(&self.end, Place::Ingress, program) && is_up(&self.carrier) && is_up(&self.end)
     }
+}
+
+/// Whether a program is at a place of a device that is still there.
+fn is_at(device: &Device, place: Place, program: u32) -> bool {
+    sys::programs(device.index(), place).is_ok_and(|there| there.contains(&program))
 }
 
 impl Drop for Pair {
@@ -158,13 +160,14 @@ impl Uplink {
             .try_into()
             .map_err(Error::load("open the runtime's addresses"))?;
         set_own(&mut own, &[], &options.own)?;
-        programs::program(&mut ebpf, programs::CARRIED)?
-            .attach_with_options(
-                &pair.end.name,
-                TcAttachType::Ingress,
-                TcAttachOptions::TcxOrder(LinkOrder::first()),
-            )
-            .map_err(Error::load("attach the program that takes"))?;
+        let end = programs::program(&mut ebpf, programs::CARRIED)?;
+        end.attach_with_options(
+            &pair.end.name,
+            TcAttachType::Ingress,
+            TcAttachOptions::TcxOrder(LinkOrder::first()),
+        )
+        .map_err(Error::load("attach the program that takes"))?;
+        let carried = number(end)?;
         let others = OtherMaps::of(&mut ebpf)?;
         let (uplink, reader) = programs::program_with_reader(&mut ebpf, programs::UPLINK)?;
         // Behind those that look at what leaves, and may drop it.
@@ -175,10 +178,7 @@ impl Uplink {
                 TcAttachOptions::TcxOrder(LinkOrder::last()),
             )
             .map_err(Error::load("attach the program at the link"))?;
-        let id = uplink
-            .info()
-            .map_err(Error::load("look at the program"))?
-            .id();
+        let id = number(uplink)?;
         let returner = Returner::new(ebpf, [programs::RETURN_UPLINK; 2]);
         let others = Others::new(runtime, others, returner.clone());
         Ok(Self {
@@ -190,6 +190,7 @@ impl Uplink {
             known: options.own.clone(),
             reader,
             id,
+            carried,
             pair,
             endpoint,
         })
@@ -214,6 +215,7 @@ impl Uplink {
             mut known,
             mut reader,
             id,
+            carried,
             pair,
             endpoint,
         } = self;
@@ -233,9 +235,8 @@ impl Uplink {
                     drop(ending);
                     return Ok(());
                 }
-                let there = device.programs_at(TcAttachType::Egress)?;
-                if !there.iter().any(|program| program.id() == id) || !pair.is_whole()? {
-                    return Err(Error::Detached(device.name.clone()));
+                if !is_at(&device, Place::Egress, id) || !pair.is_whole(carried) {
+                    return Err(Error::Detached(device.name));
                 }
                 if endpoint != endpoint_of(&device, endpoint.network.clone())? {
                     return Err(Error::OtherEndpoint(device.name));
@@ -266,11 +267,10 @@ fn anybody() -> Vec<(IpAddr, u8)> {
 /// [`Error::NoLink`], [`Error::UplinkAttached`], [`Error::Privilege`].
 pub fn uplink_endpoint(device: &str, network: String) -> Result<Endpoint, Error> {
     let device = Device::any(device)?;
-    let there = device.programs_at(TcAttachType::Egress)?;
-    if there
-        .iter()
-        .any(|program| programs::is(program, programs::UPLINK))
-    {
+    // Without the privilege to see that, the other one ends for want of its pair of veths.
+    let there = device.programs_at(TcAttachType::Egress);
+    let is = |program: &ProgramInfo| programs::is(program, programs::UPLINK);
+    if there.is_ok_and(|there| there.iter().any(is)) {
         return Err(Error::UplinkAttached(device.name));
     }
     endpoint_of(&device, network)
@@ -286,6 +286,12 @@ fn endpoint_of(device: &Device, network: String) -> Result<Endpoint, Error> {
         mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
         vlans: Vec::new(),
     })
+}
+
+/// The number of a program that is loaded.
+fn number(program: &SchedClassifier) -> Result<u32, Error> {
+    let info = program.info();
+    Ok(info.map_err(Error::load("look at the program"))?.id())
 }
 
 fn set_own(

@@ -24,7 +24,7 @@ Exit codes:
 
 Environment:
   TAKT_ADMIN_SOCKET  socket of the admin API
-  TAKT_SOCKET        socket for applications (`pub`, `sub`, `topic`, `stream`, `preload`, `veth`, `uplink`, `guest`)
+  TAKT_SOCKET        socket for applications (`pub`, `sub`, `topic`, `stream`, `preload`, `veth`, `guest`)
   without them       the user's own node ($XDG_RUNTIME_DIR/takt), then the system's (/run/takt)
 
 Examples:

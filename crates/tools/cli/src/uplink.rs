@@ -30,7 +30,7 @@ The kernel's stay ARP, neighbour discovery, what is not IP, tagged frames, and f
 interface's (macvlan, ports of its bridge). WHERE CLASS 0 HAS NO WINDOW, NOTHING ELSE LEAVES THIS HOST. While the command or the
 daemon is away, all is the kernel's again, beside the schedule. It costs throughput: single packets, one thread.
 
-It needs Linux 6.11 or later, CAP_NET_ADMIN and CAP_BPF, a daemon with CAP_NET_RAW or with AF_XDP on the interface, and a
+It needs Linux 6.6 or later, CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON, a daemon with CAP_NET_RAW or with AF_XDP on the interface, and a
 network on the interface in the daemon's configuration, in which the command makes a listener for itself:
 
   [[network]]
