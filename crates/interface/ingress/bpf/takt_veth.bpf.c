@@ -40,6 +40,10 @@
 /* After so long without that, whoever takes it hangs. */
 #define HANGS 5000000000ull
 
+/* Shares of the ring, of which the host's own users have the first ones. */
+#define SHARES 256
+#define HOST_SHARES 64
+
 /* Sizes of records: of most control messages, of a usual MTU, of a jumbo frame. User space takes any. */
 #define SMALL 240
 #define USUAL 2032
@@ -83,7 +87,7 @@ struct towards {
 
 /* What user space gets of a packet. */
 struct record {
-	/* By `clock`, nanoseconds; without a launch time both are 0. */
+	/* By `clock`, nanoseconds. Without a launch time that is 0, and this says whose share of the ring it takes. */
 	__u64 launch;
 	/* Of the frame. */
 	__u32 length;
@@ -156,6 +160,14 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } takt_alive SEC(".maps");
+
+/* Who sends by a link, in shares of the ring: octets that they have put into it, and that were taken out, which user space tells. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SHARES);
+	__type(key, __u32);
+	__type(value, __u64);
+} takt_in SEC(".maps"), takt_out SEC(".maps");
 
 /* Where the runtime's own datagrams come from, which pass as they are: from user space. Without an address: by any. */
 struct own {
@@ -232,7 +244,7 @@ static __always_inline bool has_launch_time(struct __sk_buff *skb)
 }
 
 /* Hands a packet over in a record with room for so many octets, a constant. */
-static __always_inline enum counter hand_over(struct __sk_buff *skb, void *ring, const __u32 room)
+static __always_inline enum counter hand_over(struct __sk_buff *skb, void *ring, __u32 share, const __u32 room)
 {
 	struct record *record = bpf_ringbuf_reserve(ring, sizeof(*record) + room, 0);
 	bool timed = ring == &takt_ring;
@@ -240,7 +252,7 @@ static __always_inline enum counter hand_over(struct __sk_buff *skb, void *ring,
 
 	if (!record)
 		return RING_FULL;
-	record->launch = timed ? skb->tstamp : 0;
+	record->launch = timed ? skb->tstamp : share;
 	record->clock = timed ? skb->tstamp_type : CLOCK_OF_ARRIVAL;
 	record->length = length;
 	if (length > room)
@@ -320,7 +332,7 @@ static __always_inline bool may_be_ours(struct __sk_buff *skb, bool by_link)
 }
 
 /* Hands over by a ring, or says why not. */
-static __always_inline enum counter take(struct __sk_buff *skb, void *ring)
+static __always_inline enum counter take(struct __sk_buff *skb, void *ring, __u32 share)
 {
 	if (skb->vlan_present || skb->protocol == bpf_htons(ETH_P_8021Q) ||
 	    skb->protocol == bpf_htons(ETH_P_8021AD))
@@ -328,18 +340,23 @@ static __always_inline enum counter take(struct __sk_buff *skb, void *ring)
 	if (skb->gso_size)
 		return SEGMENTED;
 	if (skb->len <= SMALL)
-		return hand_over(skb, ring, SMALL);
+		return hand_over(skb, ring, share, SMALL);
 	if (skb->len <= USUAL)
-		return hand_over(skb, ring, USUAL);
-	return hand_over(skb, ring, LARGE);
+		return hand_over(skb, ring, share, USUAL);
+	return hand_over(skb, ring, share, LARGE);
 }
 
 /* Takes what has no launch time; false: it passes. */
-static __always_inline bool take_other(struct __sk_buff *skb)
+static __always_inline bool take_other(struct __sk_buff *skb, __u32 share)
 {
-	switch (take(skb, &takt_others)) {
+	__u64 *in;
+
+	switch (take(skb, &takt_others, share)) {
 	case TAKEN:
 		count(&takt_counters, OTHER_TAKEN);
+		in = bpf_map_lookup_elem(&takt_in, &share);
+		if (in)
+			__sync_fetch_and_add(in, skb->len);
 		return true;
 	case RING_FULL:
 		/* As any full queue of a link does: past it, it would be beside the schedule. */
@@ -366,7 +383,7 @@ int takt_take(struct __sk_buff *skb)
 		return TCX_NEXT;
 	}
 	if (has_launch_time(skb)) {
-		result = take(skb, &takt_ring);
+		result = take(skb, &takt_ring, 0);
 		count(&takt_counters, result);
 		return result == TAKEN ? TCX_DROP : TCX_NEXT;
 	}
@@ -378,7 +395,7 @@ int takt_take(struct __sk_buff *skb)
 		count(&takt_counters, OTHER_PASSED);
 		return TCX_NEXT;
 	}
-	return take_other(skb) ? TCX_DROP : TCX_NEXT;
+	return take_other(skb, 0) ? TCX_DROP : TCX_NEXT;
 }
 
 /* Lets nothing with a launch time pass. Behind the other one, and there without it. */
@@ -456,8 +473,83 @@ static __always_inline bool is_own(struct __sk_buff *skb)
 	return bpf_map_lookup_elem(&takt_own, &own);
 }
 
-/* The mark of what one program below has carried to the other one. */
-#define CARRIED 0x74616b75
+/* The mark of what one program below has carried to the other one, with the share that it takes of the ring. */
+#define CARRIED 0x74616c00
+#define OF_SHARE 0xff
+/* UDP ports of tunnels: RFC 7348, and what Linux had before. */
+#define VXLAN_PORT 4789
+#define FLANNEL_PORT 8472
+#define UDP_HEADER 8
+#define VXLAN_HEADER 8
+
+/* A source of packets: where they came into this host, or which of its users has sent them; and their address. */
+struct source {
+	__u32 ifindex;
+	__u32 uid;
+	__u32 address[4];
+};
+
+/* The source of an IP packet behind a link header that begins there. */
+static __always_inline void address_of(struct __sk_buff *skb, __u32 at, struct source *source)
+{
+	__be16 kind = 0;
+
+	bpf_skb_load_bytes(skb, at + LINK_HEADER - sizeof(kind), &kind, sizeof(kind));
+	if (kind == bpf_htons(ETH_P_IP))
+		bpf_skb_load_bytes(skb, at + IPV4_SOURCE, source->address, 4);
+	else if (kind == bpf_htons(ETH_P_IPV6))
+		bpf_skb_load_bytes(skb, at + IPV6_SOURCE, source->address, 16);
+}
+
+/* Whose share of the ring a packet takes: by that, one that floods the link leaves room to others. Within a tunnel the sender's. */
+static __always_inline __u32 share_of(struct __sk_buff *skb)
+{
+	struct source source = {};
+	__u32 hash = 0x9e3779b9, at = LINK_HEADER + 20;
+	__u8 protocol = 0;
+	__be16 port = 0;
+
+	address_of(skb, 0, &source);
+	if (!skb->ingress_ifindex) {
+		source.uid = bpf_get_socket_uid(skb);
+	} else {
+		source.ifindex = skb->ingress_ifindex;
+		if (skb->protocol == bpf_htons(ETH_P_IP)) {
+			bpf_skb_load_bytes(skb, IPV4_PROTOCOL, &protocol, 1);
+		} else {
+			bpf_skb_load_bytes(skb, IPV6_NEXT_HEADER, &protocol, 1);
+			at = LINK_HEADER + IPV6_HEADER;
+		}
+		if (protocol == IPPROTO_UDP && !bpf_skb_load_bytes(skb, at + 2, &port, sizeof(port)) &&
+		    (port == bpf_htons(VXLAN_PORT) || port == bpf_htons(FLANNEL_PORT)))
+			address_of(skb, at + UDP_HEADER + VXLAN_HEADER, &source);
+	}
+	for (unsigned int i = 0; i < sizeof(source) / sizeof(__u32); i++)
+		hash = (hash ^ ((__u32 *)&source)[i]) * 0x85ebca6b;
+	hash ^= hash >> 16;
+	if (!skb->ingress_ifindex)
+		return hash % HOST_SHARES;
+	return HOST_SHARES + hash % (SHARES - HOST_SHARES);
+}
+
+/*
+ * Whether there is room in the ring for a share: as much as is free, so that each that wants more gets the same (the dynamic thresholds
+ * of shared memory switches, Choudhury and Hahne, 1998). The last quarter is the host's own.
+ */
+static __always_inline bool has_room(struct __sk_buff *skb, __u32 share)
+{
+	__u64 size = bpf_ringbuf_query(&takt_others, BPF_RB_RING_SIZE);
+	__u64 waiting = bpf_ringbuf_query(&takt_others, BPF_RB_AVAIL_DATA);
+	__u64 *in = bpf_map_lookup_elem(&takt_in, &share), *out = bpf_map_lookup_elem(&takt_out, &share);
+	__u64 free = size > waiting ? size - waiting : 0, used;
+
+	if (!in || !out)
+		return false;
+	if (share >= HOST_SHARES)
+		free = free > size / 4 ? free - size / 4 : 0;
+	used = *in - *out;
+	return used + skb->len <= free;
+}
 
 /* The link's address, and the end of the pair of veths that leads to the second program. */
 volatile const __u8 takt_address[6];
@@ -499,7 +591,7 @@ int takt_uplink(struct __sk_buff *skb)
 		count(&takt_counters, OTHER_PASSED);
 		return TCX_NEXT;
 	}
-	skb->mark = CARRIED;
+	skb->mark = CARRIED | share_of(skb);
 	return bpf_redirect(takt_carrier, 0);
 }
 
@@ -507,8 +599,16 @@ int takt_uplink(struct __sk_buff *skb)
 SEC("classifier")
 int takt_carried(struct __sk_buff *skb)
 {
+	__u32 share = skb->mark & OF_SHARE;
+
 	/* The pair has no packets of its own, whoever may have given it addresses. */
-	if (skb->mark != CARRIED || take_other(skb))
+	if ((skb->mark & ~OF_SHARE) != CARRIED)
+		return TCX_DROP;
+	if (!has_room(skb, share)) {
+		count(&takt_counters, OTHER_FULL);
+		return TCX_DROP;
+	}
+	if (take_other(skb, share))
 		return TCX_DROP;
 	skb->mark = RETURNED;
 	return bpf_redirect(takt_device, 0);

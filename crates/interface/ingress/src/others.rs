@@ -13,7 +13,7 @@ use takt::{FrameOptions, Outcome, TrafficClass};
 use crate::counters::{OtherCounters, Unserved};
 use crate::forward::timespec;
 use crate::programs::{OtherMaps, Returner};
-use crate::record::{Record, Towards, complete_checksum};
+use crate::record::{Record, SHARES, Towards, complete_checksum};
 use crate::runtime::{Emitted, ROOM, Runtime, TICK, Turn};
 
 /// Frames of one turn.
@@ -50,6 +50,9 @@ pub(crate) struct Others {
     frame: Vec<u8>,
     /// How many were taken from the ring.
     taken: u64,
+    /// And octets, by share; those shares of which the program has not been told.
+    octets: Box<[u64; SHARES]>,
+    untold: Vec<usize>,
     /// Where the frame in hand goes: it waits for room in the runtime.
     held: Option<Towards>,
     /// What the program knows to be elsewhere, and since when.
@@ -71,6 +74,8 @@ impl Others {
             counters: Arc::default(),
             frame: Vec::new(),
             taken: 0,
+            octets: Box::new([0; SHARES]),
+            untold: Vec::new(),
             held: None,
             known: HashMap::new(),
             found: Vec::new(),
@@ -89,6 +94,9 @@ impl Others {
         loop {
             let before = self.taken;
             let turn = self.turn();
+            for share in self.untold.drain(..) {
+                self.maps.taken_out(share, self.octets[share]);
+            }
             let (counters, got_on) = (&self.counters, &mut self.got_on);
             self.runtime.settle(|outcome| {
                 counters.outcome(outcome);
@@ -156,6 +164,11 @@ impl Others {
                 self.counters.lost();
                 continue;
             };
+            let share = record.share;
+            self.octets[share] += record.frame.len() as u64;
+            if !self.untold.contains(&share) {
+                self.untold.push(share);
+            }
             self.frame.clear();
             self.frame.extend_from_slice(record.frame);
             // Its room is free from here on.

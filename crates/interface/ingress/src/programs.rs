@@ -38,6 +38,7 @@ const AHEAD: &str = "takt_ahead";
 const REALTIMES: &str = "takt_realtimes";
 pub(crate) const OTHERS: &str = "takt_others";
 const ALIVE: &str = "takt_alive";
+const OUT: &str = "takt_out";
 const ELSEWHERE: &str = "takt_elsewhere";
 const TCP: &str = "takt_tcp";
 pub(crate) const OWN: &str = "takt_own";
@@ -243,6 +244,8 @@ pub(crate) struct OtherMaps {
     pub(crate) elsewhere: HashMap<MapData, [u8; 24], u8>,
     /// When somebody has taken what there was, nanoseconds of `CLOCK_MONOTONIC`.
     alive: Array<MapData, u64>,
+    /// Octets that were taken out of the ring, by share.
+    out: Array<MapData, u64>,
 }
 
 impl OtherMaps {
@@ -257,9 +260,18 @@ impl OtherMaps {
             alive: map(ebpf, ALIVE)?
                 .try_into()
                 .map_err(Error::load("open the time of the last turn"))?,
+            out: map(ebpf, OUT)?
+                .try_into()
+                .map_err(Error::load("open the shares of the ring"))?,
         };
         maps.lives();
         Ok(maps)
+    }
+
+    /// So many octets of a share have been taken out of the ring, since the beginning.
+    pub(crate) fn taken_out(&mut self, share: usize, octets: u64) {
+        // There is room for all of them.
+        let _ = self.out.set(share as u32, octets, 0);
     }
 
     /// What is taken gets on, now. Without that for some seconds the programs leave it to the kernel.

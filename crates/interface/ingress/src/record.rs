@@ -12,6 +12,8 @@ use takt_wire::ip::{Addresses, Protocol};
 use takt_wire::vlan::VlanTag;
 use takt_wire::{ipv4, ipv6};
 
+/// Shares of a ring: as many as the program has.
+pub const SHARES: usize = 256;
 /// Octets before the frame: when it is to leave, its length, its clock.
 const HEADER: usize = 16;
 /// Of Ethernet.
@@ -37,6 +39,8 @@ pub enum LaunchClock {
 pub struct Record<'a> {
     /// By which clock, and when, nanoseconds; none if it has no launch time.
     pub launch: Option<(LaunchClock, u64)>,
+    /// Without a launch time: whose share of the ring it takes, below [`SHARES`].
+    pub share: usize,
     /// From the destination address on, without frame check sequence.
     pub frame: &'a [u8],
 }
@@ -50,6 +54,7 @@ impl<'a> Record<'a> {
         let length = usize::try_from(u32::from_ne_bytes(*length)).ok()?;
         let launch = u64::from_ne_bytes(*launch);
         Some(Self {
+            share: launch as usize % SHARES,
             launch: match u32::from_ne_bytes(*clock.first_chunk()?) {
                 0 => None,
                 1 => Some((LaunchClock::Monotonic, launch)),

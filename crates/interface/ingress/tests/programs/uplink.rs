@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
@@ -331,4 +332,46 @@ fn where_the_way_to_the_runtime_is_cut_it_ends_and_the_kernel_sends() {
             );
         }
     }
+}
+
+/// A download, or a neighbour that means harm.
+#[test]
+fn a_pod_that_floods_the_link_leaves_room_to_the_host() {
+    let site = Site::bridged();
+    let (socket, listener) = sockets(&site);
+    let to = (site.lab.host(1).address(), PORT);
+    let attached = site.attach_uplink();
+    let dropped = || site.uplink_status().expect("attached")["dropped"];
+    let flood = {
+        let _inside = site.pod().enter().expect("the lab is up");
+        UdpSocket::bind("0.0.0.0:0").expect("bind")
+    };
+    let victim = (site.there().address(), PORT);
+    let stop = AtomicBool::new(false);
+    let received = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let _ = flood.send_to(&[0; 1400], victim);
+            }
+        });
+        until("the ring is full", || (dropped() > 1000).then_some(()));
+        let before = dropped();
+        let counted = scope.spawn(|| {
+            let mut datagram = [0; 8];
+            (0..200)
+                .filter(|_| listener.recv(&mut datagram).is_ok())
+                .count()
+        });
+        for number in 0..200_u32 {
+            socket.send_to(&number.to_ne_bytes(), to).expect("sent");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let counted = counted.join().expect("no panic");
+        // It went on all the while.
+        assert!(dropped() > before);
+        stop.store(true, Ordering::Relaxed);
+        counted
+    });
+    assert!(received >= 190, "{received} of 200");
+    attached.terminate();
 }
