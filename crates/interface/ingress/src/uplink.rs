@@ -221,25 +221,23 @@ impl Uplink {
         } = self;
         let (end, ending) = Ending::new()?;
         std::thread::scope(|scope| {
-            let ending = Some(ending);
+            // Dropped last: what is taken ends when nothing more is.
+            let _ending = ending;
             std::thread::Builder::new()
                 .name("takt-others".to_owned())
                 .spawn_scoped(scope, || others.run(end))
                 .map_err(Error::system("start a thread"))?;
-            loop {
+            let mut look = || loop {
                 let stopped = readable(&stop, TICK)?;
-                let counts = counters.all();
-                programs::tell(&mut reader, &counts);
+                programs::tell(&mut reader, &counters.all());
                 if stopped {
-                    returner.unload(programs::UPLINK);
-                    drop(ending);
                     return Ok(());
                 }
                 if !is_at(&device, Place::Egress, id) || !pair.is_whole(carried) {
-                    return Err(Error::Detached(device.name));
+                    return Err(Error::Detached(device.name.clone()));
                 }
                 if endpoint != endpoint_of(&device, endpoint.network.clone())? {
-                    return Err(Error::OtherEndpoint(device.name));
+                    return Err(Error::OtherEndpoint(device.name.clone()));
                 }
                 if let Some(now) = own()
                     && now != known
@@ -247,7 +245,10 @@ impl Uplink {
                     set_own(&mut map, &known, &now)?;
                     known = now;
                 }
-            }
+            };
+            let looked = look();
+            returner.unload(programs::UPLINK);
+            looked
         })
     }
 }

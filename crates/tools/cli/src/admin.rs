@@ -1,6 +1,7 @@
 //! Asking a daemon.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use takt::place::Socket;
@@ -31,6 +32,29 @@ impl Daemon {
         F: Future<Output = Result<R, Failure>>,
     {
         block_on(async { job(connect(&self.socket()).await?).await })
+    }
+
+    /// The same, for so long at most.
+    pub fn ask_within<R, F>(
+        &self,
+        patience: Duration,
+        job: impl FnOnce(Client) -> F,
+    ) -> Result<R, Failure>
+    where
+        F: Future<Output = Result<R, Failure>>,
+    {
+        let socket = self.socket();
+        block_on(async {
+            let asked = async { job(connect(&socket).await?).await };
+            let answered = tokio::time::timeout(patience, asked).await;
+            answered.unwrap_or_else(|_| {
+                Err(Failure::Other(format!(
+                    "the daemon does not answer at {} within {} s: see its log, or restart it",
+                    socket.display(),
+                    patience.as_secs()
+                )))
+            })
+        })
     }
 }
 

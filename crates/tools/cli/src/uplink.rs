@@ -9,8 +9,8 @@ use serde::Serialize;
 use takt_ingress::{Uplink as Link, UplinkOptions, uplink_status};
 use takt_wire::ethernet::MacAddress;
 use taktd::admin::proto::{
-    Endpoint, GetStatusRequest, ListListenersRequest, ListNetworksRequest, Listener,
-    ListenerStatus, Network, RemoveListenerRequest, SetListenerRequest,
+    Endpoint, GetStatusRequest, ListListenersRequest, ListNetworksRequest, Listener, Network,
+    RemoveListenerRequest, SetListenerRequest,
 };
 
 use crate::admin::Daemon;
@@ -18,6 +18,8 @@ use crate::failure::Failure;
 use crate::output::{Align, Form, print, print_json, table};
 use crate::signals::{readable_at_signal, tell_ready};
 
+/// How long it may take to answer: the interface is not looked after meanwhile.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// How often the daemon is asked where its own datagrams come from, which changes when it is started with other lanes.
 const ASKED: Duration = Duration::from_secs(1);
 
@@ -163,25 +165,32 @@ impl Place {
         Ok(Self { daemon, listener })
     }
 
-    /// Sees to it that the listener is there, also after the daemon has been started again. Where the datagrams of its own datapaths of the
-    /// kernel come from.
-    fn prepare(&self) -> Result<Vec<SocketAddr>, Failure> {
-        self.daemon.ask(async |mut client| {
-            let there = client.list_listeners(ListListenersRequest {}).await?;
-            let mut there = there.into_inner().listeners.into_iter();
-            let is = |status: ListenerStatus| {
-                status
-                    .listener
-                    .is_some_and(|l| l.path == self.listener.path)
+    /// Makes the listener, in the place of one of an interface that has changed.
+    fn set(&self) -> Result<(), Failure> {
+        self.daemon.ask_within(PATIENCE, async |mut client| {
+            let listener = Some(self.listener.clone());
+            let request = SetListenerRequest {
+                listener,
+                ..SetListenerRequest::default()
             };
-            if !there.any(is) {
-                let listener = Some(self.listener.clone());
-                let request = SetListenerRequest {
-                    listener,
-                    ..SetListenerRequest::default()
-                };
-                client.set_listener(request).await?;
-            }
+            client.set_listener(request).await?;
+            Ok(())
+        })
+    }
+
+    /// Whether it is there, as it is not after the daemon has been started again.
+    fn is_set(&self) -> Result<bool, Failure> {
+        self.daemon.ask_within(PATIENCE, async |mut client| {
+            let there = client.list_listeners(ListListenersRequest {}).await?;
+            let there = there.into_inner().listeners.into_iter();
+            let mut there = there.filter_map(|status| status.listener);
+            Ok(there.any(|listener| listener.path == self.listener.path))
+        })
+    }
+
+    /// Where the datagrams of the daemon's own datapaths of the kernel come from.
+    fn own(&self) -> Result<Vec<SocketAddr>, Failure> {
+        self.daemon.ask_within(PATIENCE, async |mut client| {
             let answer = client.get_status(GetStatusRequest {}).await?;
             let node = answer.into_inner().node.unwrap_or_default();
             let ports = node.lanes.iter().flat_map(|lane| &lane.ports);
@@ -195,7 +204,7 @@ impl Place {
     fn remove(self) {
         let path = self.listener.path;
         let request = RemoveListenerRequest { path };
-        let _ = self.daemon.ask(async |mut client| {
+        let _ = self.daemon.ask_within(PATIENCE, async |mut client| {
             client.remove_listener(request).await?;
             Ok(())
         });
@@ -214,7 +223,8 @@ impl Attach {
 }
 
 fn take(device: &str, place: &Place, stop: impl AsFd) -> Result<(), Failure> {
-    let own = place.prepare()?;
+    place.set()?;
+    let own = place.own()?;
     let link = Link::new(&UplinkOptions {
         device: device.to_owned(),
         socket: Some(place.listener.path.clone().into()),
@@ -231,7 +241,10 @@ fn take(device: &str, place: &Place, stop: impl AsFd) -> Result<(), Failure> {
             return None;
         }
         next = now + ASKED;
-        place.prepare().ok()
+        if !place.is_set().ok()? {
+            place.set().ok()?;
+        }
+        place.own().ok()
     };
     Ok(link.run(stop, own)?)
 }

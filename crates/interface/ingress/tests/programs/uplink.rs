@@ -61,6 +61,13 @@ impl Drop for Stopped {
     }
 }
 
+/// Changes a device of the host.
+fn set_link(site: &Site, device: &str, what: &str) {
+    let mut command = site.lab.host(0).command("ip").expect("the lab is up");
+    command.args(["link", "set", "dev", device]);
+    ended_well(command.args(what.split(' ')).output());
+}
+
 /// A stream from one host to the other, or back, whole.
 fn stream(site: &Site, from: usize, sent: &[u8]) {
     let listener = {
@@ -241,7 +248,8 @@ fn without_a_daemon_or_the_command_what_leaves_is_the_kernels_again_and_nothing_
     attached.kill();
     exchange(&site, 0);
     assert_eq!(site.uplink_status(), None);
-    // What it has left is lifted by the next one.
+    // What it has left is lifted by the next one, also where the interface has changed.
+    set_link(&site, "eth0", "mtu 1400");
     site.attach_uplink().terminate();
     assert_eq!(site.uplink_status(), None);
     assert_eq!(devices(&site), before);
@@ -302,7 +310,10 @@ fn from_a_daemon_or_a_command_that_hangs_the_kernel_takes_over() {
             (site.uplink_status()?["sent"] > sent).then_some(())
         });
     }
+    // Whoever ends it need not wait for the daemon.
+    let stopped = Stopped::new(site.daemon());
     attached.terminate();
+    drop(stopped);
 }
 
 #[test]
@@ -317,23 +328,12 @@ fn where_the_way_to_the_runtime_is_cut_it_ends_and_the_kernel_sends() {
             "down" => out.expect("the pair"),
             _ => "eth0".to_owned(),
         };
-        let mut command = site.lab.host(0).command("ip").expect("the lab is up");
-        command
-            .args(["link", "set", "dev", &device])
-            .args(cut.split(' '));
-        ended_well(command.output());
+        set_link(&site, &device, cut);
         let (well, said) = attached.end();
         assert!(!well, "{cut}");
         assert!(said.contains("eth0"), "{cut}: {said}");
         assert_eq!(site.uplink_status(), None, "{cut}");
-        if cut == "mtu 9000" {
-            let mut command = site.lab.host(0).command("ip").expect("the lab is up");
-            ended_well(
-                command
-                    .args(["link", "set", "dev", "eth0", "mtu", "1500"])
-                    .output(),
-            );
-        }
+        set_link(&site, "eth0", "mtu 1500");
     }
 }
 
