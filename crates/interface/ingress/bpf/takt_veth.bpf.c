@@ -43,6 +43,8 @@
 /* Shares of the ring, of which the host's own users have the first ones. */
 #define SHARES 256
 #define HOST_SHARES 64
+/* One that wants more has 4 fifths. */
+#define SHARE_OF_FREE 4
 
 /* Sizes of records: of most control messages, of a usual MTU, of a jumbo frame. User space takes any. */
 #define SMALL 240
@@ -533,8 +535,8 @@ static __always_inline __u32 share_of(struct __sk_buff *skb)
 }
 
 /*
- * Whether there is room in the ring for a share: as much as is free, so that each that wants more gets the same (the dynamic thresholds
- * of shared memory switches, Choudhury and Hahne, 1998). The last quarter is the host's own.
+ * Whether there is room in the ring for a share: in proportion to what is free, so that all that want more get the same (the dynamic
+ * thresholds of switches with shared memory, Choudhury and Hahne, 1998). The last quarter is the host's own.
  */
 static __always_inline bool has_room(struct __sk_buff *skb, __u32 share)
 {
@@ -548,7 +550,7 @@ static __always_inline bool has_room(struct __sk_buff *skb, __u32 share)
 	if (share >= HOST_SHARES)
 		free = free > size / 4 ? free - size / 4 : 0;
 	used = *in - *out;
-	return used + skb->len <= free;
+	return used + skb->len <= SHARE_OF_FREE * free;
 }
 
 /* The link's address, and the end of the pair of veths that leads to the second program. */
