@@ -15,8 +15,9 @@ use taktd::admin::proto::{
 
 use crate::admin::Daemon;
 use crate::failure::Failure;
-use crate::output::{Align, Form, print, print_json, table};
+use crate::output::{Form, print, print_json};
 use crate::signals::{readable_at_signal, tell_ready};
+use crate::veth::Counter;
 
 /// How long it may take to answer: the interface is not looked after meanwhile.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -93,12 +94,6 @@ struct Told {
     device: String,
     taking: bool,
     counters: Vec<Counter>,
-}
-
-#[derive(Debug, Serialize)]
-struct Counter {
-    name: &'static str,
-    packets: u64,
 }
 
 impl Uplink {
@@ -253,28 +248,22 @@ impl Status {
     fn run(self) -> Result<(), Failure> {
         let device = self.device.device;
         let counters = uplink_status(&device)?;
+        let taking = counters.is_some();
+        let counters = Counter::all(counters.unwrap_or_default());
         if self.form.json {
             return print_json(&Told {
                 device,
-                taking: counters.is_some(),
-                counters: counters
-                    .into_iter()
-                    .flatten()
-                    .map(|(name, packets)| Counter { name, packets })
-                    .collect(),
+                taking,
+                counters,
             });
         }
-        let Some(counters) = counters else {
-            return print(&format!(
-                "{device}: what leaves without Takt is the kernel's, beside any schedule\n"
-            ));
+        let text = match taking {
+            true => "is taken, for class 0",
+            false => "is the kernel's, beside any schedule",
         };
-        let columns = [("packets", Align::Left), ("count", Align::Right)];
-        let rows = counters.iter();
-        let rows = rows.map(|(name, count)| vec![(*name).to_owned(), count.to_string()]);
-        let counters = table(&columns, rows.collect());
+        let counters = Counter::table(&counters);
         print(&format!(
-            "{device}: what leaves without Takt is taken, for class 0\n{counters}"
+            "{device}: what leaves without Takt {text}\n{counters}"
         ))
     }
 }

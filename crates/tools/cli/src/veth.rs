@@ -98,9 +98,28 @@ struct Told {
 }
 
 #[derive(Debug, Serialize)]
-struct Counter {
+pub struct Counter {
     name: &'static str,
     packets: u64,
+}
+
+impl Counter {
+    /// Of what the programs count.
+    pub fn all(counters: Vec<(&'static str, u64)>) -> Vec<Self> {
+        let counters = counters.into_iter();
+        let counters = counters.map(|(name, packets)| Self { name, packets });
+        counters.collect()
+    }
+
+    /// For people; nothing where nothing is counted.
+    pub fn table(counters: &[Self]) -> String {
+        let columns = [("packets", Align::Left), ("count", Align::Right)];
+        let row = |counter: &Self| vec![counter.name.to_owned(), counter.packets.to_string()];
+        match counters.is_empty() {
+            true => String::new(),
+            false => table(&columns, counters.iter().map(row).collect()),
+        }
+    }
 }
 
 impl Veth {
@@ -165,17 +184,15 @@ impl Status {
     fn run(self) -> Result<(), Failure> {
         let device = self.device.device;
         let status = takt_ingress::status(&device)?;
+        let counters = Counter::all(status.counters);
         if self.form.json {
-            let counters = status.counters.into_iter();
             return print_json(&Told {
                 device,
                 taking: status.taking,
                 required: status.required,
                 all: status.all,
                 tcp: status.tcp,
-                counters: counters
-                    .map(|(name, packets)| Counter { name, packets })
-                    .collect(),
+                counters,
             });
         }
         let text = match (status.taking, status.required) {
@@ -188,15 +205,7 @@ impl Status {
             }
             (false, false) => "nobody takes launch times: what has one goes the kernel's way",
         };
-        let columns = [("packets", Align::Left), ("count", Align::Right)];
-        let rows = status.counters.iter();
-        let rows: Vec<_> = rows
-            .map(|(name, count)| vec![(*name).to_owned(), count.to_string()])
-            .collect();
-        let counters = match rows.is_empty() {
-            true => String::new(),
-            false => table(&columns, rows),
-        };
+        let counters = Counter::table(&counters);
         let all = match (status.all, status.tcp) {
             (true, true) => "; what has none is sent by the runtime too",
             (true, false) => "; what has none is sent by the runtime too, but TCP is the kernel's",
