@@ -1,13 +1,14 @@
 //! How exactly messages leave at their launch times, beside a bare loop that only sleeps and spins to the same
-//! instants: the machine's floor.
+//! instants, and then sends: the machine's floor.
 //!
 //! The runtimes of both hosts are in this process, each with its lane on a core of its own: as a daemon has it
 //! (a thread polls the lane), or embedded (the application drives it while it waits, a thread otherwise). A
 //! port around the datapath's own takes the time of each hand-over to the technology: the instant
-//! that the runtime's own histogram counts, but exactly, and the one that the bare loop ends at.
+//! that the runtime's own histogram counts, but exactly, and the one that the bare loop ends at. What a program says of
+//! itself is checked at the other end of the cable, by that kernel's stamps.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, HashMap};
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,22 +21,30 @@ use takt_datapath::{
 };
 use takt_datapath_udp::{UdpConfig, UdpDatapath};
 use takt_datapath_xdp::{XdpConfig, XdpDatapath};
-use takt_lab::Host;
+use takt_lab::{Capture, Host};
 pub use takt_runtime::config::Idle;
 use takt_runtime::config::{Config, LaneConfig};
 use takt_runtime::peering::keys::Security;
 use takt_runtime::policy::Policy;
 use takt_runtime::{InlineLane, Runtime};
+use takt_wire::channel::{HEADER_LEN, RECORD_HEADER_LEN};
 
 use super::{Datapath, Form, PORT, TaktError};
 use crate::application::rendezvous;
 use crate::awake::pin_to;
 use crate::experiment::Sample;
+use crate::isochronous::sys::tai_offset_ns;
 use crate::peers::Pair;
 use crate::statistics::Latencies;
 
-/// The figure that a run gives besides the errors.
+/// A figure that a run gives besides the errors: by the runtime's own count.
 pub const LATE: &str = "later than 100 µs";
+/// The median of the errors as they come by at the other end of the cable.
+pub const WIRE_P50: &str = "on the wire p50 µs";
+/// The same, of 99 of 100.
+pub const WIRE_P99: &str = "on the wire p99 µs";
+/// How many came by before their time.
+pub const EARLY: &str = "early on the wire";
 
 const CHANNEL: ChannelId = ChannelId(7);
 const CLASS: TrafficClass = match TrafficClass::new(7) {
@@ -48,6 +57,8 @@ const STAMP: usize = 8;
 const AHEAD: i64 = 5;
 /// How long before its instant the bare loop wakes up.
 const BARE_MARGIN: Duration = Duration::from_micros(250);
+/// The port that it sends to.
+const BARE_PORT: u16 = 7300;
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// One run.
@@ -85,11 +96,93 @@ impl Run {
     }
 }
 
-/// The bare loop on `core`.
+/// What a host sends to a port, as it comes by at the other end of its cable.
+struct Wire {
+    capture: Capture,
+    /// Octets of a datagram before the message.
+    headers: usize,
+}
+
+impl Wire {
+    fn of(host: &Host, port: u16, headers: usize) -> Result<Self, TaktError> {
+        Ok(Self {
+            capture: Capture::sent_by(host, port)?,
+            headers,
+        })
+    }
+
+    /// The errors of messages with these launch times, all of which have been sent.
+    fn figures(&self, run: &Run, planned: &[TaiTime]) -> Result<BTreeMap<String, f64>, TaktError> {
+        let read = TaktError::io("read what was captured");
+        let captured = self.captured().map_err(read)?;
+        let of = |launch: &TaiTime| Some((*launch, *captured.get(&launch.as_nanos())?));
+        let pairs: Vec<(TaiTime, TaiTime)> = planned.iter().filter_map(of).collect();
+        if pairs.len() < planned.len() {
+            let missing = planned.len() - pairs.len();
+            let reason = format!("{missing} messages have left and were not seen on the wire");
+            return Err(TaktError::runtime("measure departures")(reason));
+        }
+        let early = pairs.iter().filter(|(launch, at)| at < launch).count();
+        let mut figures = BTreeMap::from([(EARLY.to_owned(), early as f64)]);
+        if let Some(percentiles) = run.errors(pairs.into_iter()).percentiles() {
+            figures.insert(WIRE_P50.to_owned(), percentiles.p50 / 1e3);
+            figures.insert(WIRE_P99.to_owned(), percentiles.p99 / 1e3);
+        }
+        Ok(figures)
+    }
+
+    /// When messages came by, by what they begin with.
+    fn captured(&self) -> std::io::Result<HashMap<i64, TaiTime>> {
+        let offset = tai_offset_ns();
+        let mut captured = HashMap::new();
+        while let Some(frame) = self.capture.take()? {
+            let message = frame.datagram().get(self.headers..);
+            if let Some(stamp) = message.and_then(<[u8]>::first_chunk::<STAMP>) {
+                let at = TaiTime::from_nanos(frame.realtime_ns + offset);
+                captured.insert(i64::from_le_bytes(*stamp), at);
+            }
+        }
+        Ok(captured)
+    }
+}
+
+/// The bare loop on the near core, which sends a datagram at each instant.
 ///
 /// # Errors
-/// When its thread cannot be placed.
-pub fn bare(run: &Run, core: usize) -> Result<Sample, TaktError> {
+/// When its thread cannot be placed, or a datagram is not sent or not seen on the wire.
+pub fn bare(run: &Run, pair: &Pair<'_>) -> Result<Sample, TaktError> {
+    let bind = |host: &Host| {
+        let _inside = host.enter()?;
+        let socket = UdpSocket::bind((host.address(), BARE_PORT));
+        socket.map_err(TaktError::io("open a socket"))
+    };
+    // The far one only is there.
+    let (near, far) = (bind(pair.near)?, bind(pair.far)?);
+    let connected = far.local_addr().and_then(|address| near.connect(address));
+    connected.map_err(TaktError::io("connect a socket"))?;
+    let mut message = vec![0; run.payload];
+    let mut send = |stamp: i64| {
+        message[..STAMP].copy_from_slice(&stamp.to_le_bytes());
+        near.send(&message)
+            .map(drop)
+            .map_err(TaktError::io("send a datagram"))
+    };
+    // The kernel asks for the far side's address first.
+    send(0)?;
+    let wire = Wire::of(pair.near, BARE_PORT, 0)?;
+    let pairs = spin(run, pair.near_core, |instant| send(instant.as_nanos()))?;
+    let planned: Vec<TaiTime> = pairs.iter().map(|(instant, _)| *instant).collect();
+    let mut sample = Sample::from(run.errors(pairs.into_iter()));
+    sample.figures = wire.figures(run, &planned)?;
+    Ok(sample)
+}
+
+/// Sleeps and spins to the instants, and does something there: the instants, and when it was there.
+fn spin(
+    run: &Run,
+    core: usize,
+    mut there: impl FnMut(TaiTime) -> Result<(), TaktError> + Send,
+) -> Result<Vec<(TaiTime, TaiTime)>, TaktError> {
     on_core(core, || {
         // Exact timers, as lanes have them.
         rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))
@@ -106,8 +199,9 @@ pub fn bare(run: &Run, core: usize) -> Result<Sample, TaktError> {
                 now = SystemTai.now();
             }
             pairs.push((instant, now));
+            there(instant)?;
         }
-        Ok(run.errors(pairs.into_iter()).into())
+        Ok(pairs)
     })
 }
 
@@ -141,13 +235,21 @@ pub fn departures(
             pair.far,
             Some((&log, run.payload)),
         )?;
+        // Those of the one lane: kernel UDP's comes first.
+        let port = match path {
+            Datapath::Udp => PORT + 1,
+            Datapath::Xdp => PORT + 2,
+        };
+        let wire = Wire::of(pair.near, port, HEADER_LEN + RECORD_HEADER_LEN)?;
         let (planned, late) = talk(&near, &far, path, run, &log)
             .map_err(|error| TaktError::runtime("send at instants")(error.to_string()))?;
         let left = log.of(&planned).ok_or_else(|| {
             let reason = "a message was emitted and did not leave";
             TaktError::runtime("measure departures")(reason.into())
         })?;
+        let figures = wire.figures(run, &planned)?;
         let mut sample = Sample::from(run.errors(planned.into_iter().zip(left)));
+        sample.figures = figures;
         sample.figures.insert(LATE.to_owned(), late as f64);
         Ok(sample)
     })
@@ -483,7 +585,8 @@ mod tests {
     #[test]
     fn the_bare_loop_is_never_early() {
         let cores = crate::awake::usable_cores().expect("cores");
-        let sample = bare(&RUN, cores[0]).expect("a sample");
-        assert_eq!(sample.latencies.expect("errors").count(), 100);
+        let pairs = spin(&RUN, cores[0], |_| Ok(())).expect("instants");
+        assert_eq!(pairs.len(), 110);
+        assert!(pairs.iter().all(|(instant, at)| at >= instant));
     }
 }

@@ -8,7 +8,7 @@ use takt_bench::outcome::Outcome;
 use takt_bench::peers::Pair;
 use takt_bench::takt::departures::{Idle as LaneIdle, Run, bare, departures};
 use takt_bench::takt::{Datapath, Form};
-use takt_lab::LabConfig;
+use takt_lab::{LabConfig, Wiring};
 
 use super::common::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
 
@@ -42,10 +42,12 @@ fn period(text: &str) -> Result<Duration, String> {
 }
 
 const METHOD: &str = "\
-Two hosts in network namespaces, joined by one veth cable. An application gives each message a launch time, one \
+Two hosts in network namespaces, joined by a bridge. An application gives each message a launch time, one \
 every period, and emits it five periods ahead. Latency here is the departure error: how far from its launch time \
 a message is handed to the technology, by the clock that the lane goes by, read at that very hand-over. The bare \
-loop only sleeps until 250 us before the same instants and spins: the machine's floor. The lane that sends has a \
+loop only sleeps until 250 us before the same instants, spins and sends a datagram: the machine's floor. On the wire is \
+how far from its launch time a message came by at the other end of the sender's cable, by that kernel's stamps, for all \
+alike: the kernel's way to the cable is in it. The lane that sends has a \
 core of its own; the application, the far side and its lane share the other.";
 
 impl Departure {
@@ -53,7 +55,11 @@ impl Departure {
     pub fn run(self) -> Result<(), BenchError> {
         seconds(self.seconds)?;
         let cores = TwoCores::choose()?;
-        let lab = hosts(&LabConfig::default())?;
+        // Where a switch is, its end of the cable sees what an XDP program of the far host would take.
+        let lab = hosts(&LabConfig {
+            wiring: Wiring::Bridge,
+            ..LabConfig::default()
+        })?;
         let pair = cores.pair(lab.host(0), lab.host(1));
         let run = Run {
             period: self.period,
@@ -83,7 +89,7 @@ impl Departure {
 
 fn variants<'a>(pair: Pair<'a>, run: Run) -> Vec<Variant<'a>> {
     let mut variants = vec![Variant::new(BASELINE, move |_: &Round| {
-        Ok(bare(&run, pair.near_core)?)
+        Ok(bare(&run, &pair)?)
     })];
     for (form, name) in [(Form::Embedded, "embedded"), (Form::Daemon, "daemon")] {
         for (path, technology) in [(Datapath::Udp, "UDP"), (Datapath::Xdp, "AF_XDP")] {
