@@ -1,10 +1,11 @@
 //! What has no launch time, of a pod of which that is taken too.
 
 use std::net::UdpSocket;
+use std::time::Duration;
 
 use takt_testing::{PATIENCE, until};
 
-use super::support::{Arrival, PORT, Site, ended_well, static_talker, taprio};
+use super::support::{Arrival, PORT, Site, Stopped, ended_well, static_talker, taprio};
 
 /// Datagrams of a talker.
 const COUNT: u32 = 50;
@@ -205,6 +206,43 @@ fn without_a_daemon_or_the_command_it_is_the_kernels_again() {
     assert_eq!(segments(&site), 1);
     site.attach(&["--all"]).terminate();
     assert_eq!(segments(&site), before);
+}
+
+/// As one that is busy for ever, or stopped.
+#[test]
+fn from_a_daemon_or_a_command_that_hangs_the_kernel_takes_over() {
+    let site = Site::bridged();
+    let listener = site.listener();
+    // Such that one that is lost does not stop the test.
+    let patience = Duration::from_millis(200);
+    listener
+        .set_read_timeout(Some(patience))
+        .expect("a timeout");
+    let socket = socket(&site);
+    let to = (site.there().address(), PORT);
+    let mut number = 0_u32;
+    let mut exchange = || {
+        number += 1;
+        socket.send_to(&number.to_ne_bytes(), to).expect("sent");
+        let mut datagram = [0; 8];
+        let received = listener.recv(&mut datagram).is_ok();
+        received && datagram[..4] == number.to_ne_bytes()
+    };
+    let attached = site.attach(&["--all"]);
+    let counted = |name: &str| site.status().2[name];
+    for hanging in [site.daemon(), attached.process()] {
+        let stopped = Stopped::new(hanging);
+        let passed = counted("other-passed");
+        until("the kernel sends", || exchange().then_some(()));
+        assert!(counted("other-passed") > passed);
+        drop(stopped);
+        let sent = counted("other-sent");
+        until("the runtime sends again", || {
+            exchange();
+            (counted("other-sent") > sent).then_some(())
+        });
+    }
+    attached.terminate();
 }
 
 /// As kube-proxy has it: what belongs to no connection that is known is dropped.

@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal};
 use takt_lab::{Capture, Host, Lab, LabConfig, OVERLAY_DEVICE, OVERLAY_ID, Overlay};
 use takt_testing::{Directory, PATIENCE, repository, until};
 use takt_wire::ethernet::MacAddress;
@@ -152,8 +153,8 @@ impl Running {
     }
 
     /// Its process.
-    pub fn process(&self) -> rustix::process::Pid {
-        rustix::process::Pid::from_child(self.child.as_ref().expect("it runs"))
+    pub fn process(&self) -> Pid {
+        Pid::from_child(self.child.as_ref().expect("it runs"))
     }
 
     /// How many descriptors it has open.
@@ -173,8 +174,8 @@ impl Running {
     /// Ends it as a service manager does; it must end well.
     pub fn terminate(mut self) {
         let mut child = self.child.take().expect("once");
-        let process = rustix::process::Pid::from_child(&child);
-        rustix::process::kill_process(process, rustix::process::Signal::TERM).expect("it runs");
+        let process = Pid::from_child(&child);
+        rustix::process::kill_process(process, Signal::TERM).expect("it runs");
         let status = child.wait().expect("its end");
         assert!(status.success(), "{status}: {}", self.output());
     }
@@ -193,6 +194,22 @@ impl Drop for Running {
             let _ = child.wait();
             eprintln!("the program said: {}", self.output());
         }
+    }
+}
+
+/// A process that does nothing until this is dropped.
+pub struct Stopped(Pid);
+
+impl Stopped {
+    pub fn new(process: Pid) -> Self {
+        rustix::process::kill_process(process, Signal::STOP).expect("it runs");
+        Self(process)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.0, Signal::CONT);
     }
 }
 
@@ -360,8 +377,8 @@ impl Site {
     }
 
     /// The daemon's process.
-    pub fn daemon(&self) -> rustix::process::Pid {
-        rustix::process::Pid::from_child(self.daemon.as_ref().expect("it runs"))
+    pub fn daemon(&self) -> Pid {
+        Pid::from_child(self.daemon.as_ref().expect("it runs"))
     }
 
     pub fn kill_daemon(&mut self) {

@@ -7,11 +7,10 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal};
 use takt_testing::{PATIENCE, until};
 
 use super::others::{HALVES, beside, pattern};
-use super::support::{ATTACH, PORT, Site, ended_well, refused, static_talker, taprio};
+use super::support::{ATTACH, PORT, Site, Stopped, ended_well, refused, static_talker, taprio};
 
 const COUNT: u32 = 50;
 const LEAD: &str = "200000";
@@ -43,22 +42,6 @@ fn sockets(site: &Site) -> (UdpSocket, UdpSocket) {
         .set_read_timeout(Some(patience))
         .expect("a timeout");
     (socket, listener)
-}
-
-/// A process that does nothing until this is dropped.
-struct Stopped(Pid);
-
-impl Stopped {
-    fn new(process: Pid) -> Self {
-        rustix::process::kill_process(process, Signal::STOP).expect("it runs");
-        Self(process)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = rustix::process::kill_process(self.0, Signal::CONT);
-    }
 }
 
 /// Changes a device of the host.
