@@ -6,9 +6,9 @@ use std::time::Duration;
 use takt_bench::awake::usable_cores;
 use takt_bench::experiment::Sample;
 use takt_bench::peers::{Pair, PeerError, RoundTrips, Stream, tcp, udp, udp_batch, xdp};
-use takt_bench::takt::departures::{Idle, Run, departures};
+use takt_bench::takt::departures::{EARLY, Idle, Run, WIRE_P50, departures};
 use takt_bench::takt::{Datapath, Form};
-use takt_lab::{Lab, LabConfig, LinkState};
+use takt_lab::{Lab, LabConfig, LinkState, Wiring};
 
 /// Held by the test that has hosts: the programs that make hosts for another would have, until their `execve`, a copy of
 /// the sockets that this one closes and opens again.
@@ -16,12 +16,16 @@ static HOSTS: Mutex<()> = Mutex::new(());
 
 /// Two hosts, and that nobody else makes any; `None` with a reason where none can be made.
 fn lab() -> Option<(MutexGuard<'static, ()>, Lab)> {
+    lab_of(&LabConfig::default())
+}
+
+fn lab_of(config: &LabConfig) -> Option<(MutexGuard<'static, ()>, Lab)> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: network namespaces need root");
         return None;
     }
     let alone = HOSTS.lock().unwrap_or_else(PoisonError::into_inner);
-    Some((alone, Lab::scratch(&LabConfig::default()).unwrap()))
+    Some((alone, Lab::scratch(config).unwrap()))
 }
 
 fn pair(lab: &Lab) -> Pair<'_> {
@@ -151,7 +155,13 @@ fn a_payload_or_batch_that_does_not_fit_is_refused() {
 
 #[test]
 fn every_departure_is_measured_in_every_form() {
-    let Some((_alone, lab)) = lab() else { return };
+    let config = LabConfig {
+        wiring: Wiring::Bridge,
+        ..LabConfig::default()
+    };
+    let Some((_alone, lab)) = lab_of(&config) else {
+        return;
+    };
     let run = Run {
         period: Duration::from_millis(1),
         count: 50,
@@ -162,6 +172,9 @@ fn every_departure_is_measured_in_every_form() {
             let sample = departures(form, path, Idle::default(), &pair(&lab), &run);
             let sample = sample.unwrap_or_else(|error| panic!("{form:?} {path:?}: {error}"));
             assert_eq!(sample.latencies.unwrap().count(), 50, "{form:?} {path:?}");
+            // A kernel that is not the sender's has seen each, and none before its time.
+            assert!(sample.figures.contains_key(WIRE_P50), "{form:?} {path:?}");
+            assert_eq!(sample.figures[EARLY], 0.0, "{form:?} {path:?}");
         }
     }
 }

@@ -205,7 +205,8 @@ fn spin(
     })
 }
 
-/// Messages with launch times from the near host to the far one.
+/// Messages with launch times from the near host to the far one, which a bridge joins: at the end of a cable between them, the
+/// far AF_XDP would take what is to be seen.
 ///
 /// # Errors
 /// When a runtime cannot be started or used, or a message does not leave.
