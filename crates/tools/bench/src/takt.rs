@@ -31,6 +31,7 @@ pub(crate) mod process;
 pub mod roam;
 pub mod sinks;
 pub mod topics;
+mod wire;
 
 use daemon::Daemon;
 use process::{Process, Scratch};

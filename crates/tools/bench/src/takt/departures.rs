@@ -21,19 +21,18 @@ use takt_datapath::{
 };
 use takt_datapath_udp::{UdpConfig, UdpDatapath};
 use takt_datapath_xdp::{XdpConfig, XdpDatapath};
-use takt_lab::{Capture, Host};
+use takt_lab::Host;
 pub use takt_runtime::config::Idle;
 use takt_runtime::config::{Config, LaneConfig};
 use takt_runtime::peering::keys::Security;
 use takt_runtime::policy::Policy;
 use takt_runtime::{InlineLane, Runtime};
-use takt_wire::channel::{HEADER_LEN, RECORD_HEADER_LEN};
 
+use super::wire::Wire;
 use super::{Datapath, Form, PORT, TaktError};
 use crate::application::rendezvous;
 use crate::awake::pin_to;
 use crate::experiment::Sample;
-use crate::isochronous::sys::tai_offset_ns;
 use crate::peers::Pair;
 use crate::statistics::Latencies;
 
@@ -96,54 +95,27 @@ impl Run {
     }
 }
 
-/// What a host sends to a port, as it comes by at the other end of its cable.
-struct Wire {
-    capture: Capture,
-    /// Octets of a datagram before the message.
-    headers: usize,
-}
-
-impl Wire {
-    fn of(host: &Host, port: u16, headers: usize) -> Result<Self, TaktError> {
-        Ok(Self {
-            capture: Capture::sent_by(host, port)?,
-            headers,
-        })
+/// The errors of messages with these launch times on the wire, all of which have been sent.
+fn on_wire(
+    wire: &Wire,
+    run: &Run,
+    planned: &[TaiTime],
+) -> Result<BTreeMap<String, f64>, TaktError> {
+    let captured = wire.captured()?;
+    let of = |launch: &TaiTime| Some((*launch, *captured.get(&launch.as_nanos())?));
+    let pairs: Vec<(TaiTime, TaiTime)> = planned.iter().filter_map(of).collect();
+    if pairs.len() < planned.len() {
+        let missing = planned.len() - pairs.len();
+        let reason = format!("{missing} messages have left and were not seen on the wire");
+        return Err(TaktError::runtime("measure departures")(reason));
     }
-
-    /// The errors of messages with these launch times, all of which have been sent.
-    fn figures(&self, run: &Run, planned: &[TaiTime]) -> Result<BTreeMap<String, f64>, TaktError> {
-        let read = TaktError::io("read what was captured");
-        let captured = self.captured().map_err(read)?;
-        let of = |launch: &TaiTime| Some((*launch, *captured.get(&launch.as_nanos())?));
-        let pairs: Vec<(TaiTime, TaiTime)> = planned.iter().filter_map(of).collect();
-        if pairs.len() < planned.len() {
-            let missing = planned.len() - pairs.len();
-            let reason = format!("{missing} messages have left and were not seen on the wire");
-            return Err(TaktError::runtime("measure departures")(reason));
-        }
-        let early = pairs.iter().filter(|(launch, at)| at < launch).count();
-        let mut figures = BTreeMap::from([(EARLY.to_owned(), early as f64)]);
-        if let Some(percentiles) = run.errors(pairs.into_iter()).percentiles() {
-            figures.insert(WIRE_P50.to_owned(), percentiles.p50 / 1e3);
-            figures.insert(WIRE_P99.to_owned(), percentiles.p99 / 1e3);
-        }
-        Ok(figures)
+    let early = pairs.iter().filter(|(launch, at)| at < launch).count();
+    let mut figures = BTreeMap::from([(EARLY.to_owned(), early as f64)]);
+    if let Some(percentiles) = run.errors(pairs.into_iter()).percentiles() {
+        figures.insert(WIRE_P50.to_owned(), percentiles.p50 / 1e3);
+        figures.insert(WIRE_P99.to_owned(), percentiles.p99 / 1e3);
     }
-
-    /// When messages came by, by what they begin with.
-    fn captured(&self) -> std::io::Result<HashMap<i64, TaiTime>> {
-        let offset = tai_offset_ns();
-        let mut captured = HashMap::new();
-        while let Some(frame) = self.capture.take()? {
-            let message = frame.datagram().get(self.headers..);
-            if let Some(stamp) = message.and_then(<[u8]>::first_chunk::<STAMP>) {
-                let at = TaiTime::from_nanos(frame.realtime_ns + offset);
-                captured.insert(i64::from_le_bytes(*stamp), at);
-            }
-        }
-        Ok(captured)
-    }
+    Ok(figures)
 }
 
 /// The bare loop on the near core, which sends a datagram at each instant.
@@ -169,11 +141,11 @@ pub fn bare(run: &Run, pair: &Pair<'_>) -> Result<Sample, TaktError> {
     };
     // The kernel asks for the far side's address first.
     send(0)?;
-    let wire = Wire::of(pair.near, BARE_PORT, 0)?;
+    let wire = Wire::of(pair.near, BARE_PORT)?;
     let pairs = spin(run, pair.near_core, |instant| send(instant.as_nanos()))?;
     let planned: Vec<TaiTime> = pairs.iter().map(|(instant, _)| *instant).collect();
     let mut sample = Sample::from(run.errors(pairs.into_iter()));
-    sample.figures = wire.figures(run, &planned)?;
+    sample.figures = on_wire(&wire, run, &planned)?;
     Ok(sample)
 }
 
@@ -236,19 +208,14 @@ pub fn departures(
             pair.far,
             Some((&log, run.payload)),
         )?;
-        // Those of the one lane: kernel UDP's comes first.
-        let port = match path {
-            Datapath::Udp => PORT + 1,
-            Datapath::Xdp => PORT + 2,
-        };
-        let wire = Wire::of(pair.near, port, HEADER_LEN + RECORD_HEADER_LEN)?;
+        let wire = Wire::of_lane(pair.near, path)?;
         let (planned, late) = talk(&near, &far, path, run, &log)
             .map_err(|error| TaktError::runtime("send at instants")(error.to_string()))?;
         let left = log.of(&planned).ok_or_else(|| {
             let reason = "a message was emitted and did not leave";
             TaktError::runtime("measure departures")(reason.into())
         })?;
-        let figures = wire.figures(run, &planned)?;
+        let figures = on_wire(&wire, run, &planned)?;
         let mut sample = Sample::from(run.errors(planned.into_iter().zip(left)));
         sample.figures = figures;
         sample.figures.insert(LATE.to_owned(), late as f64);

@@ -5,17 +5,16 @@
 //! was at the other end of its host's cable, the switch (captured there, by the kernel's stamp); when the receiver's lane had it whole (of
 //! which its daemon tells the median); when the sink's `consume` returned.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use takt::{ChannelId, Error, Qos, Reliability, Session, Wait};
-use takt_lab::Capture;
 
-use super::{Datapath, Form, PATIENCE, PORT, Sides, Takt, TaktError, daemon};
+use super::wire::Wire;
+use super::{Datapath, Form, PATIENCE, Sides, Takt, TaktError, daemon};
 use crate::application::rendezvous;
 use crate::experiment::Sample;
-use crate::isochronous::sys::{now_ns, sleep_until, tai_offset_ns};
+use crate::isochronous::sys::{now_ns, sleep_until};
 use crate::peers::Pair;
 use crate::statistics::{Latencies, median};
 
@@ -30,9 +29,6 @@ const OVER: i64 = 1;
 const ENDS: usize = 20;
 /// A run whose other side is silent for this long has failed.
 const SILENCE: Wait = Wait::For(Duration::from_secs(5));
-/// Octets of a datagram before the first message's payload: the headers of the datagram and of the message.
-const HEADERS: usize = takt_wire::channel::HEADER_LEN + takt_wire::channel::RECORD_HEADER_LEN;
-
 /// The instants of a message, `CLOCK_TAI`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instants {
@@ -104,34 +100,14 @@ impl Takt {
         count: u32,
     ) -> Result<Sample, TaktError> {
         let sides = Sides::start(self, Form::Daemon, path, pair)?;
-        // Those of the one lane: kernel UDP's comes first.
-        let port = match path {
-            Datapath::Udp => PORT + 1,
-            Datapath::Xdp => PORT + 2,
-        };
-        let capture = Capture::sent_by(pair.near, port)?;
+        let wire = Wire::of_lane(pair.near, path)?;
         let mut far = sides.far(&["parts-sink"])?;
         let (size, count) = (size.to_string(), count.to_string());
         let mut near = sides.near(&["parts-source", "--size", &size, "--count", &count])?;
         let _sent: u64 = near.answer(PATIENCE * 2)?;
         let mut all: Vec<Instants> = far.answer(PATIENCE)?;
         all.drain(..all.len().min(WARM_UP as usize));
-        let offset = tai_offset_ns();
-        let mut wire = HashMap::new();
-        let next = || {
-            capture
-                .take()
-                .map_err(TaktError::io("read what was captured"))
-        };
-        while let Some(captured) = next()? {
-            if let Some(stamp) = captured
-                .datagram()
-                .get(HEADERS..)
-                .and_then(<[u8]>::first_chunk)
-            {
-                wire.insert(i64::from_le_bytes(*stamp), captured.realtime_ns + offset);
-            }
-        }
+        let wire = wire.captured()?;
         let admin = daemon::admin(sides.scratch.path(), pair.far.name());
         let status = self.ask(&["status"], &admin)?;
         let delay_ns = status["node"]["delays"][0]["p50_ns"].as_i64();
@@ -149,7 +125,7 @@ impl Takt {
             latencies.record_ns(one.consumed_ns.saturating_sub(one.emitted_ns).max(0) as u64);
             taken.push(us(one.taken_ns - one.emitted_ns));
             received.push(us(one.consumed_ns - one.taken_ns));
-            if let Some(at) = wire.get(&one.emitted_ns) {
+            if let Some(at) = wire.get(&one.emitted_ns).map(|at| at.as_nanos()) {
                 sent.push(us(at - one.taken_ns));
                 consumed.push(us(one.consumed_ns - at));
             }
