@@ -14,7 +14,7 @@ use takt_time::TrafficClass;
 
 use crate::frames::FramePool;
 use crate::peers::{MTU_LIFETIME_MS, now_ms};
-use crate::socket::check;
+use crate::socket::{check, set_value};
 use crate::transmit::TransmitCounters;
 
 /// The bit that tells the handles of links from those of peers.
@@ -249,17 +249,7 @@ impl Link {
 
 /// Sets an option of a socket.
 fn set(socket: &OwnedFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-    // SAFETY: pointer and length describe `value`, which outlives the call.
-    check(unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            option,
-            (&raw const value).cast(),
-            mem::size_of_val(&value) as libc::socklen_t,
-        )
-    })?;
-    Ok(())
+    set_value(socket.as_raw_fd(), libc::SOL_SOCKET, option, &value)
 }
 
 /// The MTU of an interface in the socket's network namespace, in octets.

@@ -281,17 +281,7 @@ impl Socket {
 
     /// Of an option whose value is no integer, and may point to what outlives the call.
     fn set_value<T>(&self, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
-        // SAFETY: pointer and length describe `value`, which outlives the call, as does what it points to.
-        check(unsafe {
-            libc::setsockopt(
-                self.raw(),
-                level,
-                option,
-                std::ptr::from_ref(value).cast(),
-                mem::size_of_val(value) as libc::socklen_t,
-            )
-        })
-        .map(drop)
+        set_value(self.raw(), level, option, value)
     }
 
     fn get(&self, level: libc::c_int, option: libc::c_int) -> io::Result<libc::c_int> {
@@ -309,6 +299,26 @@ impl Socket {
         })?;
         Ok(value)
     }
+}
+
+/// Sets an option of a socket. Its value may point to what outlives the call.
+pub(crate) fn set_value<T>(
+    socket: RawFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
+    // SAFETY: pointer and length describe `value`, which outlives the call, as does what it points to.
+    check(unsafe {
+        libc::setsockopt(
+            socket,
+            level,
+            option,
+            std::ptr::from_ref(value).cast(),
+            mem::size_of_val(value) as libc::socklen_t,
+        )
+    })
+    .map(drop)
 }
 
 /// The C convention of system calls as a result.
