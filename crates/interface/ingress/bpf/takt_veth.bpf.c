@@ -333,11 +333,16 @@ static __always_inline bool may_be_ours(struct __sk_buff *skb, bool by_link)
 	return !used;
 }
 
+static __always_inline bool is_tagged(struct __sk_buff *skb)
+{
+	return skb->vlan_present || skb->protocol == bpf_htons(ETH_P_8021Q) ||
+	       skb->protocol == bpf_htons(ETH_P_8021AD);
+}
+
 /* Hands over by a ring, or says why not. */
 static __always_inline enum counter take(struct __sk_buff *skb, void *ring, __u32 share)
 {
-	if (skb->vlan_present || skb->protocol == bpf_htons(ETH_P_8021Q) ||
-	    skb->protocol == bpf_htons(ETH_P_8021AD))
+	if (is_tagged(skb))
 		return TAGGED;
 	if (skb->gso_size)
 		return SEGMENTED;
@@ -451,6 +456,17 @@ int takt_return_other(struct __sk_buff *skb)
 	return bpf_clone_redirect(skb, takt_device, BPF_F_INGRESS);
 }
 
+/* The source of an IP packet behind a link header that begins there, 16 octets of which IPv4 takes the first four. */
+static __always_inline bool source_of(struct __sk_buff *skb, __u32 at, void *address)
+{
+	__be16 kind = 0;
+
+	bpf_skb_load_bytes(skb, at + LINK_HEADER - sizeof(kind), &kind, sizeof(kind));
+	if (kind == bpf_htons(ETH_P_IP))
+		return !bpf_skb_load_bytes(skb, at + IPV4_SOURCE, address, 4);
+	return kind == bpf_htons(ETH_P_IPV6) && !bpf_skb_load_bytes(skb, at + IPV6_SOURCE, address, 16);
+}
+
 /* Whether the runtime sends a packet that leaves by a link, by a socket of its own. */
 static __always_inline bool is_own(struct __sk_buff *skb)
 {
@@ -462,12 +478,8 @@ static __always_inline bool is_own(struct __sk_buff *skb)
 	sk = bpf_sk_fullsock(sk);
 	if (!sk || sk->protocol != IPPROTO_UDP)
 		return false;
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		if (bpf_skb_load_bytes(skb, IPV4_SOURCE, own.address, 4))
-			return false;
-	} else if (skb->protocol != bpf_htons(ETH_P_IPV6) || bpf_skb_load_bytes(skb, IPV6_SOURCE, own.address, 16)) {
+	if (!source_of(skb, 0, own.address))
 		return false;
-	}
 	own.port = bpf_htons(sk->src_port);
 	if (bpf_map_lookup_elem(&takt_own, &own))
 		return true;
@@ -491,18 +503,6 @@ struct source {
 	__u32 address[4];
 };
 
-/* The source of an IP packet behind a link header that begins there. */
-static __always_inline void address_of(struct __sk_buff *skb, __u32 at, struct source *source)
-{
-	__be16 kind = 0;
-
-	bpf_skb_load_bytes(skb, at + LINK_HEADER - sizeof(kind), &kind, sizeof(kind));
-	if (kind == bpf_htons(ETH_P_IP))
-		bpf_skb_load_bytes(skb, at + IPV4_SOURCE, source->address, 4);
-	else if (kind == bpf_htons(ETH_P_IPV6))
-		bpf_skb_load_bytes(skb, at + IPV6_SOURCE, source->address, 16);
-}
-
 /* Whose share of the ring a packet takes: by that, one that floods the link leaves room to others. Within a tunnel the sender's. */
 static __always_inline __u32 share_of(struct __sk_buff *skb)
 {
@@ -511,7 +511,7 @@ static __always_inline __u32 share_of(struct __sk_buff *skb)
 	__u8 protocol = 0;
 	__be16 port = 0;
 
-	address_of(skb, 0, &source);
+	source_of(skb, 0, source.address);
 	if (!skb->ingress_ifindex) {
 		source.uid = bpf_get_socket_uid(skb);
 	} else {
@@ -524,7 +524,7 @@ static __always_inline __u32 share_of(struct __sk_buff *skb)
 		}
 		if (protocol == IPPROTO_UDP && !bpf_skb_load_bytes(skb, at + 2, &port, sizeof(port)) &&
 		    (port == bpf_htons(VXLAN_PORT) || port == bpf_htons(FLANNEL_PORT)))
-			address_of(skb, at + UDP_HEADER + VXLAN_HEADER, &source);
+			source_of(skb, at + UDP_HEADER + VXLAN_HEADER, source.address);
 	}
 	for (unsigned int i = 0; i < sizeof(source) / sizeof(__u32); i++)
 		hash = (hash ^ ((__u32 *)&source)[i]) * 0x85ebca6b;
@@ -581,7 +581,7 @@ int takt_uplink(struct __sk_buff *skb)
 			return TCX_NEXT;
 		}
 	}
-	if (skb->vlan_present || skb->protocol == bpf_htons(ETH_P_8021Q) || skb->protocol == bpf_htons(ETH_P_8021AD)) {
+	if (is_tagged(skb)) {
 		count(&takt_counters, OTHER_PASSED);
 		return TCX_NEXT;
 	}

@@ -2,7 +2,7 @@
 //! is another one's (`others`).
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use takt::{FrameOptions, TaiTime};
 
 use crate::counters::{self, Counters, OtherCounters, Unserved};
 use crate::error::Error;
-use crate::others::Others;
+use crate::others::{Ending, Others};
 use crate::programs::{Attached, Device};
 use crate::record::{LaunchClock, Record, Towards, complete_checksum};
 use crate::runtime::{DEPTH, Emitted, ROOM, Runtime, TICK};
@@ -29,29 +29,6 @@ pub struct Attachment {
     others: Option<Others>,
     other_counters: Option<Arc<OtherCounters>>,
     next_tick: Instant,
-}
-
-/// Ends what takes packets without a launch time when it is dropped.
-pub(crate) struct Ending(OwnedFd);
-
-impl Ending {
-    /// What becomes readable then, and itself.
-    pub(crate) fn new() -> Result<(OwnedFd, Self), Error> {
-        let flags = rustix::event::EventfdFlags::CLOEXEC;
-        let end = rustix::event::eventfd(0, flags).map_err(io::Error::from);
-        let end = end.map_err(Error::system("create an eventfd"))?;
-        let ending = end
-            .try_clone()
-            .map_err(Error::system("copy a descriptor"))?;
-        Ok((end, Self(ending)))
-    }
-}
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        // The first write to an eventfd does not fail.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
-    }
 }
 
 impl Attachment {
@@ -103,13 +80,8 @@ impl Attachment {
         let Some(others) = self.others.take() else {
             return self.run_until(stop, None);
         };
-        let (end, ending) = Ending::new()?;
         std::thread::scope(|scope| {
-            let ending = Some(ending);
-            std::thread::Builder::new()
-                .name("takt-others".to_owned())
-                .spawn_scoped(scope, || others.run(end))
-                .map_err(Error::system("start a thread"))?;
+            let ending = Some(others.start(scope)?);
             self.run_until(stop, ending)
         })
     }

@@ -3,14 +3,16 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use takt::{FrameOptions, Outcome, TrafficClass};
 
 use crate::counters::{OtherCounters, Unserved};
+use crate::error::Error;
 use crate::forward::timespec;
 use crate::programs::{OtherMaps, Returner};
 use crate::record::{Record, SHARES, Towards, complete_checksum};
@@ -64,6 +66,29 @@ pub(crate) struct Others {
     got_on: bool,
 }
 
+/// Ends what takes packets without a launch time when it is dropped.
+pub(crate) struct Ending(OwnedFd);
+
+impl Ending {
+    /// What becomes readable then, and itself.
+    fn new() -> Result<(OwnedFd, Self), Error> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC;
+        let end = rustix::event::eventfd(0, flags).map_err(std::io::Error::from);
+        let end = end.map_err(Error::system("create an eventfd"))?;
+        let ending = end
+            .try_clone()
+            .map_err(Error::system("copy a descriptor"))?;
+        Ok((end, Self(ending)))
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // The first write to an eventfd does not fail.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
 impl Others {
     /// With a session of the runtime.
     pub(crate) fn new(runtime: Runtime, maps: OtherMaps, returner: Returner) -> Self {
@@ -89,8 +114,18 @@ impl Others {
         Arc::clone(&self.counters)
     }
 
+    /// Does it on a thread, until what this returns is dropped.
+    pub(crate) fn start<'s>(self, scope: &'s Scope<'s, '_>) -> Result<Ending, Error> {
+        let (end, ending) = Ending::new()?;
+        std::thread::Builder::new()
+            .name("takt-others".to_owned())
+            .spawn_scoped(scope, || self.run(end))
+            .map_err(Error::system("start a thread"))?;
+        Ok(ending)
+    }
+
     /// Gives the runtime what is taken until `end` is readable, when no more is taken; what is left then goes the kernel's way.
-    pub(crate) fn run(mut self, end: impl AsFd) {
+    fn run(mut self, end: impl AsFd) {
         loop {
             let before = self.taken;
             let turn = self.turn();

@@ -187,10 +187,7 @@ impl Realtime {
         set_ahead(&mut ahead)?;
         let before = pod.programs()?;
         let program = program(ebpf, REALTIME)?;
-        let id = program
-            .info()
-            .map_err(Error::load("look at the program"))?
-            .id();
+        let id = number(program)?;
         pod.inside(|device| {
             if !required {
                 let first = TcAttachOptions::TcxOrder(LinkOrder::first());
@@ -294,12 +291,12 @@ impl Unsegmented {
     fn new(device: &Device) -> Result<Self, Error> {
         let pod = Pod::find(device)?;
         let before = pod.inside(|device| {
-            let before = sys::gso_segments(device.index).map_err(Error::system(
+            let link = sys::link(device.index).map_err(Error::system(
                 "ask how packets are segmented at the pod's end",
             ))?;
             sys::set_gso_segments(device.index, 1)
                 .map_err(Error::system("have packets segmented at the pod's end"))?;
-            Ok(before)
+            Ok(link.gso_segments)
         })?;
         Ok(Self { pod, before })
     }
@@ -444,10 +441,7 @@ impl Attached {
             TcAttachOptions::TcxOrder(LinkOrder::first()),
         )
         .map_err(Error::load("attach the program that takes"))?;
-        let id = take
-            .info()
-            .map_err(Error::load("look at the program"))?
-            .id();
+        let id = number(take)?;
         // Two that came at the same time: neither stays.
         let taking = device.programs()?;
         if taking.iter().filter(|program| is(program, TAKE)).count() != 1 {
@@ -583,7 +577,13 @@ pub(crate) fn program<'e>(
     Ok(program)
 }
 
-/// The same, by which others find what a process counts.
+/// The number of a program that is loaded.
+pub(crate) fn number(program: &SchedClassifier) -> Result<u32, Error> {
+    let info = program.info();
+    Ok(info.map_err(Error::load("look at the program"))?.id())
+}
+
+/// A program of the object, loaded, by which others find what a process counts.
 pub(crate) fn program_with_reader<'e>(
     ebpf: &'e mut Ebpf,
     name: &str,

@@ -313,8 +313,15 @@ fn namespaces() -> impl Iterator<Item = OwnedFd> {
 }
 
 /// A device as the kernel tells of it.
-struct Link {
+pub(crate) struct Link {
     name: String,
+    pub(crate) up: bool,
+    /// Its MAC address, if it has one.
+    pub(crate) address: Option<[u8; 6]>,
+    /// How long its packets may be.
+    pub(crate) mtu: u32,
+    /// How many segments it takes at once.
+    pub(crate) gso_segments: u32,
     /// The number of the device that it is linked with.
     link: Option<u32>,
     /// The number by which this namespace knows that one's; none if it is the same.
@@ -337,8 +344,14 @@ impl Link {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
             answer => answer?,
         };
+        let flags = answer.get(8..).and_then(number);
+        let flags = flags.map_or(0, u32::from_ne_bytes);
         let mut link = Self {
             name: String::new(),
+            up: flags & libc::IFF_UP as u32 != 0,
+            address: None,
+            mtu: 0,
+            gso_segments: GSO_SEGMENTS,
             link: None,
             namespace: None,
         };
@@ -347,6 +360,12 @@ impl Link {
                 libc::IFLA_IFNAME => {
                     let name = CStr::from_bytes_until_nul(value).unwrap_or_default();
                     link.name = name.to_string_lossy().into_owned();
+                }
+                libc::IFLA_ADDRESS => link.address = value.try_into().ok(),
+                libc::IFLA_MTU => link.mtu = number(value).map_or(0, u32::from_ne_bytes),
+                IFLA_GSO_MAX_SEGS => {
+                    let most = number(value).map(u32::from_ne_bytes);
+                    link.gso_segments = most.unwrap_or(GSO_SEGMENTS);
                 }
                 libc::IFLA_LINK => link.link = number(value).map(u32::from_ne_bytes),
                 IFLA_LINK_NETNSID => link.namespace = number(value).map(i32::from_ne_bytes),
@@ -361,16 +380,12 @@ impl Link {
 const IFLA_GSO_MAX_SEGS: u16 = 40;
 pub(crate) const GSO_SEGMENTS: u32 = 65535;
 
-/// How many segments a device of this thread's network namespace takes at once.
-pub(crate) fn gso_segments(index: u32) -> io::Result<u32> {
-    let answer = ask(libc::RTM_GETLINK, 0, &link_header(index, 0))?;
-    Ok(attributes(answer.get(LINK_HEADER..).unwrap_or_default())
-        .find(|(kind, _)| *kind == IFLA_GSO_MAX_SEGS)
-        .and_then(|(_, value)| number(value).map(u32::from_ne_bytes))
-        .unwrap_or(GSO_SEGMENTS))
+/// A device of this thread's network namespace, which must be there.
+pub(crate) fn link(index: u32) -> io::Result<Link> {
+    Link::by_index(index)?.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
 }
 
-/// Says how many: 1 has the kernel segment all before the device.
+/// Says how many segments a device takes at once: 1 has the kernel segment all before the device.
 pub(crate) fn set_gso_segments(index: u32, most: u32) -> io::Result<()> {
     let mut body = link_header(index, 0);
     attribute(&mut body, IFLA_GSO_MAX_SEGS, &most.to_ne_bytes());
@@ -415,27 +430,6 @@ pub(crate) fn set_up(index: u32) -> io::Result<()> {
 /// Takes a device away; of a veth both ends go.
 pub(crate) fn remove(index: u32) -> io::Result<()> {
     tell(libc::RTM_DELLINK, 0, &link_header(index, 0))
-}
-
-/// The MAC address of a device of this thread's network namespace, if it has one, and how long its packets may be.
-pub(crate) fn address_and_mtu(index: u32) -> io::Result<(Option<[u8; 6]>, u32)> {
-    let answer = ask(libc::RTM_GETLINK, 0, &link_header(index, 0))?;
-    let (mut address, mut mtu) = (None, 0);
-    for (kind, value) in attributes(answer.get(LINK_HEADER..).unwrap_or_default()) {
-        match kind {
-            libc::IFLA_ADDRESS => address = value.try_into().ok(),
-            libc::IFLA_MTU => mtu = number(value).map_or(0, u32::from_ne_bytes),
-            _ => {}
-        }
-    }
-    Ok((address, mtu))
-}
-
-/// Whether a device of this thread's network namespace is up.
-pub(crate) fn is_up(index: u32) -> io::Result<bool> {
-    let answer = ask(libc::RTM_GETLINK, 0, &link_header(index, 0))?;
-    let flags = answer.get(8..).and_then(number).map(u32::from_ne_bytes);
-    Ok(flags.is_some_and(|flags| flags & libc::IFF_UP as u32 != 0))
 }
 
 /// `struct ifinfomsg`: a device by its number, and flags that it is to have.

@@ -19,12 +19,12 @@ use aya::EbpfLoader;
 use aya::maps::{Array, HashMap, MapData};
 use aya::programs::links::LinkOrder;
 use aya::programs::tc::TcAttachOptions;
-use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType};
+use aya::programs::{ProgramInfo, TcAttachType};
 use takt::Endpoint;
 
 use crate::counters::{self, OtherCounters};
 use crate::error::Error;
-use crate::forward::{Ending, readable};
+use crate::forward::readable;
 use crate::others::Others;
 use crate::programs::{self, Device, OtherMaps, Returner};
 use crate::runtime::{Runtime, TICK};
@@ -114,7 +114,7 @@ impl Pair {
 
     /// Whether packets come through to this program.
     fn is_whole(&self, program: u32) -> bool {
-        let is_up = |device: &Device| sys::is_up(device.index()).unwrap_or(false);
+        let is_up = |device: &Device| sys::link(device.index()).is_ok_and(|link| link.up);
         is_at(&self.end, Place::Ingress, program) && is_up(&self.carrier) && is_up(&self.end)
     }
 }
@@ -167,7 +167,7 @@ impl Uplink {
             TcAttachOptions::TcxOrder(LinkOrder::first()),
         )
         .map_err(Error::load("attach the program that takes"))?;
-        let carried = number(end)?;
+        let carried = programs::number(end)?;
         let others = OtherMaps::of(&mut ebpf)?;
         let (uplink, reader) = programs::program_with_reader(&mut ebpf, programs::UPLINK)?;
         // Behind those that look at what leaves, and may drop it.
@@ -178,7 +178,7 @@ impl Uplink {
                 TcAttachOptions::TcxOrder(LinkOrder::last()),
             )
             .map_err(Error::load("attach the program at the link"))?;
-        let id = number(uplink)?;
+        let id = programs::number(uplink)?;
         let returner = Returner::new(ebpf, [programs::RETURN_UPLINK; 2]);
         let others = Others::new(runtime, others, returner.clone());
         Ok(Self {
@@ -219,14 +219,9 @@ impl Uplink {
             pair,
             endpoint,
         } = self;
-        let (end, ending) = Ending::new()?;
         std::thread::scope(|scope| {
             // Dropped last: what is taken ends when nothing more is.
-            let _ending = ending;
-            std::thread::Builder::new()
-                .name("takt-others".to_owned())
-                .spawn_scoped(scope, || others.run(end))
-                .map_err(Error::system("start a thread"))?;
+            let _ending = others.start(scope)?;
             let mut look = || loop {
                 let stopped = readable(&stop, TICK)?;
                 programs::tell(&mut reader, &counters.all());
@@ -278,21 +273,17 @@ pub fn uplink_endpoint(device: &str, network: String) -> Result<Endpoint, Error>
 }
 
 fn endpoint_of(device: &Device, network: String) -> Result<Endpoint, Error> {
-    let (mac, mtu) = sys::address_and_mtu(device.index())
-        .map_err(Error::system("ask for the address of the interface"))?;
+    let link =
+        sys::link(device.index()).map_err(Error::system("ask for the address of the interface"))?;
     Ok(Endpoint {
         network,
-        mac: mac.ok_or_else(|| Error::NoLink(device.name.clone()))?,
+        mac: link
+            .address
+            .ok_or_else(|| Error::NoLink(device.name.clone()))?,
         addresses: anybody(),
-        mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
+        mtu: u16::try_from(link.mtu).unwrap_or(u16::MAX),
         vlans: Vec::new(),
     })
-}
-
-/// The number of a program that is loaded.
-fn number(program: &SchedClassifier) -> Result<u32, Error> {
-    let info = program.info();
-    Ok(info.map_err(Error::load("look at the program"))?.id())
 }
 
 fn set_own(

@@ -160,32 +160,21 @@ impl Place {
         Ok(Self { daemon, listener })
     }
 
-    /// Makes the listener, in the place of one of an interface that has changed.
-    fn set(&self) -> Result<(), Failure> {
-        self.daemon.ask_within(PATIENCE, async |mut client| {
-            let listener = Some(self.listener.clone());
-            let request = SetListenerRequest {
-                listener,
-                ..SetListenerRequest::default()
-            };
-            client.set_listener(request).await?;
-            Ok(())
-        })
-    }
-
-    /// Whether it is there, as it is not after the daemon has been started again.
-    fn is_set(&self) -> Result<bool, Failure> {
+    /// Makes the listener: at the `begin` also in the place of one of an interface that has changed, later where there is none any more, as
+    /// after the daemon has been started again. Where the datagrams of its own datapaths of the kernel come from.
+    fn prepare(&self, begin: bool) -> Result<Vec<SocketAddr>, Failure> {
         self.daemon.ask_within(PATIENCE, async |mut client| {
             let there = client.list_listeners(ListListenersRequest {}).await?;
             let there = there.into_inner().listeners.into_iter();
             let mut there = there.filter_map(|status| status.listener);
-            Ok(there.any(|listener| listener.path == self.listener.path))
-        })
-    }
-
-    /// Where the datagrams of the daemon's own datapaths of the kernel come from.
-    fn own(&self) -> Result<Vec<SocketAddr>, Failure> {
-        self.daemon.ask_within(PATIENCE, async |mut client| {
+            if begin || !there.any(|listener| listener.path == self.listener.path) {
+                let listener = Some(self.listener.clone());
+                let request = SetListenerRequest {
+                    listener,
+                    ..SetListenerRequest::default()
+                };
+                client.set_listener(request).await?;
+            }
             let answer = client.get_status(GetStatusRequest {}).await?;
             let node = answer.into_inner().node.unwrap_or_default();
             let ports = node.lanes.iter().flat_map(|lane| &lane.ports);
@@ -218,8 +207,7 @@ impl Attach {
 }
 
 fn take(device: &str, place: &Place, stop: impl AsFd) -> Result<(), Failure> {
-    place.set()?;
-    let own = place.own()?;
+    let own = place.prepare(true)?;
     let link = Link::new(&UplinkOptions {
         device: device.to_owned(),
         socket: Some(place.listener.path.clone().into()),
@@ -236,10 +224,7 @@ fn take(device: &str, place: &Place, stop: impl AsFd) -> Result<(), Failure> {
             return None;
         }
         next = now + ASKED;
-        if !place.is_set().ok()? {
-            place.set().ok()?;
-        }
-        place.own().ok()
+        place.prepare(false).ok()
     };
     Ok(link.run(stop, own)?)
 }

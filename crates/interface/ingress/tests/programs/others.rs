@@ -1,11 +1,12 @@
 //! What has no launch time, of a pod of which that is taken too.
 
 use std::net::UdpSocket;
-use std::time::Duration;
 
 use takt_testing::{PATIENCE, until};
 
-use super::support::{Arrival, PORT, Site, Stopped, ended_well, static_talker, taprio};
+use super::support::{
+    Arrival, PORT, Site, Stopped, arrives, ended_well, exchange, static_talker, taprio,
+};
 
 /// Datagrams of a talker.
 const COUNT: u32 = 50;
@@ -26,6 +27,18 @@ pub fn beside(arrivals: &[Arrival]) -> usize {
 fn socket(site: &Site) -> UdpSocket {
     let _inside = site.pod().enter().expect("the lab is up");
     UdpSocket::bind("0.0.0.0:0").expect("bind")
+}
+
+/// So many with launch times, of class 5: each is there, once, and none early.
+pub fn all_in_time(arrivals: &[Arrival], count: u32) {
+    let mut numbers: Vec<u32> = arrivals.iter().map(|arrival| arrival.number).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..count).collect::<Vec<_>>());
+    assert!(
+        arrivals
+            .iter()
+            .all(|arrival| arrival.class == 5 && arrival.after >= 0)
+    );
 }
 
 pub fn pattern(length: usize) -> Vec<u8> {
@@ -76,14 +89,7 @@ fn it_leaves_inside_the_schedule_and_launch_times_are_kept_beside_it() {
     });
     assert!(received.join().expect("read") == sent);
     let arrivals = wire.wait(COUNT as usize);
-    let mut numbers: Vec<u32> = arrivals.iter().map(|arrival| arrival.number).collect();
-    numbers.sort_unstable();
-    assert_eq!(numbers, (0..COUNT).collect::<Vec<_>>());
-    assert!(
-        arrivals
-            .iter()
-            .all(|arrival| arrival.class == 5 && arrival.after >= 0)
-    );
+    all_in_time(&arrivals, COUNT);
     site.until_counted("sent", COUNT.into());
     // Told of from time to time.
     let segments = sent.len() as u64 / 1500;
@@ -149,14 +155,7 @@ fn what_the_runtime_does_not_reach_is_the_kernels_in_order_and_no_longer_taken()
     there.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let attached = site.attach(&["--all"]);
     let socket = socket(&site);
-    let exchange = |number: u32| {
-        socket
-            .send_to(&number.to_ne_bytes(), (gateway, PORT))
-            .expect("sent");
-        let mut datagram = [0; 8];
-        assert_eq!(there.recv(&mut datagram).expect("a datagram"), 4);
-        assert_eq!(datagram[..4], number.to_ne_bytes());
-    };
+    let exchange = |number| exchange(&socket, (&there, gateway), number);
     exchange(0);
     site.until_counted("other-returned", 1);
     // From then on the program knows.
@@ -177,31 +176,23 @@ fn without_a_daemon_or_the_command_it_is_the_kernels_again() {
     let listener = site.listener();
     let socket = socket(&site);
     let to = site.there().address();
-    let exchange = |site: &Site, number: u32| {
-        socket
-            .send_to(&number.to_ne_bytes(), (to, PORT))
-            .expect("sent");
-        let mut datagram = [0; 8];
-        let received = listener.recv(&mut datagram);
-        received.unwrap_or_else(|error| panic!("{error}: {:?}", site.status()));
-        assert_eq!(datagram[..4], number.to_ne_bytes());
-    };
+    let exchange = |number| exchange(&socket, (&listener, to), number);
     let before = segments(&site);
     let attached = site.attach(&["--all"]);
-    exchange(&site, 1);
+    exchange(1);
     site.until_counted("other-sent", 1);
     site.kill_daemon();
-    exchange(&site, 2);
+    exchange(2);
     site.until_counted("other-returned", 1);
     site.start_daemon();
     let mut number = 2;
     until("the runtime sends again", || {
         number += 1;
-        exchange(&site, number);
+        exchange(number);
         (site.status().2["other-sent"] > 1).then_some(())
     });
     attached.kill();
-    exchange(&site, 0);
+    exchange(0);
     // What it has left is lifted by the next one.
     assert_eq!(segments(&site), 1);
     site.attach(&["--all"]).terminate();
@@ -213,25 +204,12 @@ fn without_a_daemon_or_the_command_it_is_the_kernels_again() {
 fn from_a_daemon_or_a_command_that_hangs_the_kernel_takes_over() {
     let site = Site::bridged();
     let listener = site.listener();
-    // Such that one that is lost does not stop the test.
-    let patience = Duration::from_millis(200);
-    listener
-        .set_read_timeout(Some(patience))
-        .expect("a timeout");
     let socket = socket(&site);
-    let to = (site.there().address(), PORT);
-    let mut number = 0_u32;
+    let to = site.there().address();
+    let mut number = 0;
     let mut exchange = || {
         number += 1;
-        socket.send_to(&number.to_ne_bytes(), to).expect("sent");
-        // Those before it may have waited.
-        let mut datagram = [0; 8];
-        while listener.recv(&mut datagram).is_ok() {
-            if datagram[..4] == number.to_ne_bytes() {
-                return true;
-            }
-        }
-        false
+        arrives(&socket, (&listener, to), number)
     };
     let attached = site.attach(&["--all"]);
     let counted = |name: &str| site.status().2[name];

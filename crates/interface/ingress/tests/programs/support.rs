@@ -287,23 +287,12 @@ impl Site {
 
     /// The other pod reads a stream to its end, and says what it was.
     pub fn reader(&self) -> JoinHandle<Vec<u8>> {
-        let listener = {
-            let _inside = self.there().enter().expect("the lab is up");
-            TcpListener::bind("[::]:5002").expect("bind")
-        };
-        std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().expect("a connection");
-            let mut all = Vec::new();
-            stream.read_to_end(&mut all).expect("received");
-            all
-        })
+        reader(self.there())
     }
 
     /// The pod writes one, whole.
     pub fn write(&self, to: IpAddr, what: &[u8]) {
-        let _inside = self.pod().enter().expect("the lab is up");
-        let mut stream = TcpStream::connect((to, 5002)).expect("connected");
-        stream.write_all(what).expect("sent");
+        write(self.pod(), to, what);
     }
 
     /// Where its programs would attach, were they preloaded.
@@ -392,31 +381,27 @@ impl Site {
         std::fs::read_to_string(self.scratch.join("log")).unwrap_or_default()
     }
 
-    /// `takt veth` on the host.
-    pub fn veth(&self, arguments: &[&str]) -> Command {
-        let mut command = self
-            .lab
-            .host(0)
-            .command(built("takt"))
-            .expect("the lab is up");
-        command
-            .arg("veth")
+    /// A command of `takt` on the host.
+    fn takt(&self, command: &str, arguments: &[&str]) -> Command {
+        let host = self.lab.host(0);
+        let mut takt = host.command(built("takt")).expect("the lab is up");
+        takt.arg(command)
             .args(arguments)
             .env_remove("NOTIFY_SOCKET")
-            .env("TAKT_SOCKET", self.socket());
+            .env("TAKT_ADMIN_SOCKET", self.scratch.join("admin.sock"));
+        takt
+    }
+
+    /// `takt veth` on the host.
+    pub fn veth(&self, arguments: &[&str]) -> Command {
+        let mut command = self.takt("veth", arguments);
+        command.env("TAKT_SOCKET", self.socket());
         command
     }
 
     /// `takt uplink` on the host.
     pub fn uplink(&self, arguments: &[&str]) -> Command {
-        let host = self.lab.host(0);
-        let mut command = host.command(built("takt")).expect("the lab is up");
-        command
-            .arg("uplink")
-            .args(arguments)
-            .env_remove("NOTIFY_SOCKET")
-            .env("TAKT_ADMIN_SOCKET", self.scratch.join("admin.sock"));
-        command
+        self.takt("uplink", arguments)
     }
 
     /// Takes what leaves by the host's link.
@@ -449,40 +434,22 @@ impl Site {
 
     /// `takt guest` on the host.
     pub fn guest(&self, arguments: &[&str]) -> Command {
-        let host = self.lab.host(0);
-        let mut command = host.command(built("takt")).expect("the lab is up");
-        command
-            .arg("guest")
-            .args(arguments)
-            .env_remove("NOTIFY_SOCKET")
-            .env("TAKT_SOCKET", self.scratch.join("guest.sock"));
-        command
-    }
-
-    /// `takt schedule` on the host.
-    fn of_schedule(&self, action: &str) -> Command {
-        let host = self.lab.host(0);
-        let mut command = host.command(built("takt")).expect("the lab is up");
-        command
-            .args(["schedule", action])
-            .env("TAKT_ADMIN_SOCKET", self.scratch.join("admin.sock"));
+        let mut command = self.takt("guest", arguments);
+        command.env("TAKT_SOCKET", self.scratch.join("guest.sock"));
         command
     }
 
     /// What `takt schedule status` says.
     pub fn schedule_status(&self) -> String {
-        ended_well(self.of_schedule("status").output())
+        ended_well(self.takt("schedule", &["status"]).output())
     }
 
     /// Installs a schedule, as `tc` has it, on the host's link.
     pub fn schedule(&self, text: &str) {
         let file = self.scratch.join("schedule");
         std::fs::write(&file, text).expect("written");
-        let mut command = self.of_schedule("install");
-        command
-            .args(["--from", "tc", "--datapath", self.datapath])
-            .arg(file);
-        ended_well(command.output());
+        let arguments = ["install", "--from", "tc", "--datapath", self.datapath];
+        ended_well(self.takt("schedule", &arguments).arg(file).output());
     }
 
     /// Where a VMM finds the guest's device.
@@ -689,6 +656,51 @@ impl Drop for Site {
             eprintln!("the daemon said:\n{}", self.log());
         }
     }
+}
+
+/// Somebody reads a stream to its end, and says what it was.
+pub fn reader(host: &Host) -> JoinHandle<Vec<u8>> {
+    let listener = {
+        let _inside = host.enter().expect("the lab is up");
+        TcpListener::bind("[::]:5002").expect("bind")
+    };
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a connection");
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).expect("received");
+        all
+    })
+}
+
+/// Somebody writes one, whole.
+pub fn write(host: &Host, to: IpAddr, what: &[u8]) {
+    let _inside = host.enter().expect("the lab is up");
+    let mut stream = TcpStream::connect((to, 5002)).expect("connected");
+    stream.write_all(what).expect("sent");
+}
+
+/// Sends a number, which is the next that is received.
+pub fn exchange(socket: &UdpSocket, (listener, to): (&UdpSocket, Ipv4Addr), number: u32) {
+    let sent = socket.send_to(&number.to_ne_bytes(), (to, PORT));
+    sent.expect("sent");
+    let mut datagram = [0; 8];
+    assert_eq!(listener.recv(&mut datagram).expect("a datagram"), 4);
+    assert_eq!(datagram[..4], number.to_ne_bytes());
+}
+
+/// Sends a number; whether it is received before there is nothing for 0.2 s. Those before it may have waited.
+pub fn arrives(socket: &UdpSocket, (listener, to): (&UdpSocket, Ipv4Addr), number: u32) -> bool {
+    let patience = Some(Duration::from_millis(200));
+    listener.set_read_timeout(patience).expect("a timeout");
+    let sent = socket.send_to(&number.to_ne_bytes(), (to, PORT));
+    sent.expect("sent");
+    let mut datagram = [0; 8];
+    while listener.recv(&mut datagram).is_ok() {
+        if datagram[..4] == number.to_ne_bytes() {
+            return true;
+        }
+    }
+    false
 }
 
 /// What a command counts, as it says in JSON.

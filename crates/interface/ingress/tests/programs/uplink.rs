@@ -1,7 +1,6 @@
 //! What a host sends by its link without Takt: its own, and what it forwards for pods.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,8 +8,11 @@ use std::time::Duration;
 
 use takt_testing::{PATIENCE, until};
 
-use super::others::{HALVES, beside, pattern};
-use super::support::{ATTACH, PORT, Site, Stopped, ended_well, refused, static_talker, taprio};
+use super::others::{HALVES, all_in_time, beside, pattern};
+use super::support::{
+    ATTACH, PORT, Site, Stopped, arrives, ended_well, exchange, reader, refused, static_talker,
+    taprio, write,
+};
 
 const COUNT: u32 = 50;
 const LEAD: &str = "200000";
@@ -53,25 +55,10 @@ fn set_link(site: &Site, device: &str, what: &str) {
 
 /// A stream from one host to the other, or back, whole.
 fn stream(site: &Site, from: usize, sent: &[u8]) {
-    let listener = {
-        let _inside = site.lab.host(1 - from).enter().expect("the lab is up");
-        TcpListener::bind("0.0.0.0:5003").expect("bind")
-    };
-    let to = site.lab.host(1 - from).address();
-    std::thread::scope(|scope| {
-        let received = scope.spawn(|| {
-            let (mut stream, _) = listener.accept().expect("a connection");
-            let mut all = Vec::new();
-            stream.read_to_end(&mut all).expect("received");
-            all
-        });
-        let inside = site.lab.host(from).enter().expect("the lab is up");
-        let mut stream = TcpStream::connect((to, 5003)).expect("connected");
-        drop(inside);
-        stream.write_all(sent).expect("sent");
-        drop(stream);
-        assert!(received.join().expect("read") == sent);
-    });
+    let to = site.lab.host(1 - from);
+    let received = reader(to);
+    write(site.lab.host(from), to.address().into(), sent);
+    assert!(received.join().expect("read") == sent);
 }
 
 #[test]
@@ -118,14 +105,7 @@ fn leaves_inside_the_schedule(site: &Site) {
         ended_well(site.talker(&talker, "tai", to, COUNT, LEAD).output());
     });
     let arrivals = wire.wait(COUNT as usize);
-    let mut numbers: Vec<u32> = arrivals.iter().map(|arrival| arrival.number).collect();
-    numbers.sort_unstable();
-    assert_eq!(numbers, (0..COUNT).collect::<Vec<_>>());
-    assert!(
-        arrivals
-            .iter()
-            .all(|arrival| arrival.class == 5 && arrival.after >= 0)
-    );
+    all_in_time(&arrivals, COUNT);
     site.until_counted("sent", 2 * u64::from(COUNT));
     let segments = sent.len() as u64 / 1500;
     site.until_uplink("sent", 500 + segments);
@@ -204,32 +184,24 @@ fn without_a_daemon_or_the_command_what_leaves_is_the_kernels_again_and_nothing_
     listener
         .set_read_timeout(Some(PATIENCE))
         .expect("a timeout");
-    let exchange = |site: &Site, number: u32| {
-        socket
-            .send_to(&number.to_ne_bytes(), (to, PORT))
-            .expect("sent");
-        let mut datagram = [0; 8];
-        let received = listener.recv(&mut datagram);
-        received.unwrap_or_else(|error| panic!("{error}: {:?}", site.uplink_status()));
-        assert_eq!(datagram[..4], number.to_ne_bytes());
-    };
+    let exchange = |number| exchange(&socket, (&listener, to), number);
     let attached = site.attach_uplink();
     let second = refused(site.uplink(&ATTACH).output());
     assert!(second.contains("taken already"), "{second}");
-    exchange(&site, 1);
+    exchange(1);
     site.until_uplink("sent", 1);
     site.kill_daemon();
-    exchange(&site, 2);
+    exchange(2);
     site.until_uplink("returned", 1);
     site.start_daemon();
     let mut number = 2;
     until("the runtime sends again", || {
         number += 1;
-        exchange(&site, number);
+        exchange(number);
         (site.uplink_status()?["sent"] > 1).then_some(())
     });
     attached.kill();
-    exchange(&site, 0);
+    exchange(0);
     assert_eq!(site.uplink_status(), None);
     // What it has left is lifted by the next one, also where the interface has changed.
     set_link(&site, "eth0", "mtu 1400");
@@ -267,19 +239,8 @@ fn what_is_not_there_is_refused_by_name() {
 fn from_a_daemon_or_a_command_that_hangs_the_kernel_takes_over() {
     let site = Site::bridged();
     let (socket, listener) = sockets(&site);
-    let exchange = |number: u32| {
-        socket
-            .send_to(&number.to_ne_bytes(), (site.lab.host(1).address(), PORT))
-            .expect("sent");
-        // Those before it may have waited.
-        let mut datagram = [0; 8];
-        while listener.recv(&mut datagram).is_ok() {
-            if datagram[..4] == number.to_ne_bytes() {
-                return true;
-            }
-        }
-        false
-    };
+    let to = site.lab.host(1).address();
+    let exchange = |number| arrives(&socket, (&listener, to), number);
     let attached = site.attach_uplink();
     assert!(exchange(1));
     for hanging in [site.daemon(), attached.process()] {
