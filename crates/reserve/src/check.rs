@@ -54,6 +54,15 @@ pub struct TaskVerdict {
     pub period: Nanos,
     /// D.
     pub deadline: Nanos,
+    /// J.
+    #[serde(skip_serializing_if = "Nanos::is_zero")]
+    pub jitter: Nanos,
+    /// B.
+    #[serde(skip_serializing_if = "Nanos::is_zero")]
+    pub blocking: Nanos,
+    /// O.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offset: Option<Nanos>,
     /// The priority it was analysed with.
     pub priority: Priority,
     /// The result.
@@ -70,6 +79,18 @@ impl TaskVerdict {
     }
 }
 
+/// Why a reservation is not said to suffice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// More is needed by the instant than is guaranteed.
+    Supply,
+    /// The search for a bound took too many steps.
+    Steps,
+    /// Less urgent tasks may keep one waiting, and for how long is bounded on one core only.
+    Blocking,
+}
+
 /// The first instant at which a task's demand is not covered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Failure {
@@ -77,6 +98,8 @@ pub struct Failure {
     pub task: usize,
     /// Its name.
     pub name: String,
+    /// Why.
+    pub cause: Cause,
     /// The deadline that may be missed, counted from the start of the worst window: the instant at
     /// which the task, all that may delay it and the worst alignment of the reservation begin
     /// together.
@@ -170,22 +193,25 @@ impl fmt::Display for Verdict {
                 "every task meets its deadline; the tightest, `{name}` (priority {priority}), is done within {} of its {deadline}",
                 task.outcome.response().unwrap_or(Nanos::ZERO),
             ),
-            Some(Failure {
-                instant,
-                demand,
-                supply,
-                ..
-            }) if demand > supply => write!(
-                f,
-                "`{name}` (priority {priority}) may miss its deadline of {deadline}: within {instant} of the worst start it and what \
-                 may delay it need {demand} of CPU time{per_core}, and {} guarantees {supply}",
-                self.reservation,
-            ),
-            Some(_) => write!(
-                f,
-                "`{name}` (priority {priority}) could not be proven to meet its deadline of {deadline}: the search took too many \
-                 steps; use coarser times or a reservation with more to spare",
-            ),
+            Some(failure) => match failure.cause {
+                Cause::Supply => write!(
+                    f,
+                    "`{name}` (priority {priority}) may miss its deadline of {deadline}: within {} of the worst start it and what \
+                     may delay it need {} of CPU time{per_core}, and {} guarantees {}",
+                    failure.instant, failure.demand, self.reservation, failure.supply,
+                ),
+                Cause::Steps => write!(
+                    f,
+                    "`{name}` (priority {priority}) could not be proven to meet its deadline of {deadline}: the search took too many \
+                     steps; use coarser times or a reservation with more to spare",
+                ),
+                Cause::Blocking => write!(
+                    f,
+                    "`{name}` may be kept waiting by less urgent tasks (blocking {}), and for how long is bounded on one core only: \
+                     use one core, or leave `blocking` out where the tasks share nothing",
+                    task.blocking,
+                ),
+            },
         }
     }
 }
@@ -209,16 +235,28 @@ pub fn check(set: &TaskSet, reservation: &Reservation, overheads: &Overheads) ->
             wcet: task.wcet(),
             period: task.period(),
             deadline: task.deadline(),
+            jitter: task.jitter(),
+            blocking: task.blocking(),
+            offset: task.offset(),
             priority,
             outcome,
         })
         .collect();
-    let failure = failure.map(|miss| Failure {
-        task: miss.task,
-        name: set.tasks()[miss.task].name().to_owned(),
-        instant: Nanos::from_wide(miss.instant),
-        demand: Nanos::from_wide(miss.demand),
-        supply: Nanos::from_wide(model.supply.per_core_wide(miss.instant)),
+    let failure = failure.map(|miss| {
+        let supply = model.supply.per_core_wide(miss.instant);
+        let blocked = reservation.cores() > 1 && set.has_blocking();
+        Failure {
+            task: miss.task,
+            name: set.tasks()[miss.task].name().to_owned(),
+            cause: match () {
+                () if blocked => Cause::Blocking,
+                () if miss.demand > supply => Cause::Supply,
+                () => Cause::Steps,
+            },
+            instant: Nanos::from_wide(miss.instant),
+            demand: Nanos::from_wide(miss.demand),
+            supply: Nanos::from_wide(supply),
+        }
     });
     Verdict {
         reservation: *reservation,
@@ -235,7 +273,7 @@ pub(crate) fn suffices(set: &TaskSet, reservation: &Reservation, overheads: &Ove
     if reservation.cores() == 1 {
         (0..model.demands.len()).all(|task| single::meets_deadline(&model, task))
     } else {
-        global::analyse(&model).first_miss.is_none()
+        !set.has_blocking() && global::analyse(&model).first_miss.is_none()
     }
 }
 
@@ -274,13 +312,14 @@ fn check_single(model: &Model) -> (Vec<Outcome>, Option<Miss>) {
         };
         let late = missed.map(|job| Miss {
             task,
-            instant: job.release + deadline,
+            instant: job.due(deadline),
             demand: single::demand(
                 model,
                 task,
                 &model.rivals(task),
+                job.start,
                 job.number + 1,
-                job.release + deadline,
+                job.due(deadline),
             ),
         });
         first = match (first, late) {
@@ -292,6 +331,15 @@ fn check_single(model: &Model) -> (Vec<Outcome>, Option<Miss>) {
 }
 
 fn check_global(model: &Model) -> (Vec<Outcome>, Option<Miss>) {
+    let mut by_urgency = model.levels.iter().flatten().copied();
+    if let Some(task) = by_urgency.find(|&task| model.demands[task].blocking > 0) {
+        let miss = Miss {
+            task,
+            instant: model.demands[task].constrained_deadline(),
+            demand: 0,
+        };
+        return (vec![Outcome::NotAnalysed; model.demands.len()], Some(miss));
+    }
     let answer = global::analyse(model);
     let mut outcomes: Vec<Outcome> = answer
         .responses
@@ -368,6 +416,70 @@ mod tests {
         assert_eq!(
             late.failure().map(|failure| failure.instant),
             Some(ms(4 * 100 + 117))
+        );
+    }
+
+    /// The tasks of `set` with those of the same place changed by `change`.
+    fn changed(set: &TaskSet, change: impl Fn(usize, Task) -> Task) -> TaskSet {
+        let tasks = set.tasks().iter().cloned().enumerate();
+        TaskSet::new(tasks.map(|(n, task)| change(n, task)).collect()).unwrap()
+    }
+
+    #[test]
+    fn jobs_released_late_come_closer_together_and_are_done_later() {
+        // On a whole core; the first task may be released 6 ms late, so that two of its jobs are 4 ms
+        // apart: 3 + 2·2 = 7 instead of 5, and its own 2 count from its arrival.
+        let plain = set(&[(2, 10, 10), (3, 20, 20)]);
+        let late = changed(&plain, |n, task| match n {
+            0 => task.released_within(ms(6)).unwrap(),
+            _ => task,
+        });
+        assert_eq!(responses(&check_ms(&plain, 1, 1, 1)), [Some(2), Some(5)]);
+        assert_eq!(responses(&check_ms(&late, 1, 1, 1)), [Some(8), Some(7)]);
+    }
+
+    #[test]
+    fn a_less_urgent_section_keeps_a_job_waiting_once() {
+        let plain = set(&[(2, 10, 10), (3, 20, 20)]);
+        let blocked = changed(&plain, |n, task| match n {
+            0 => task.blocked_for(ms(1)).unwrap(),
+            _ => task,
+        });
+        let verdict = check_ms(&blocked, 1, 1, 1);
+        assert_eq!(responses(&verdict), [Some(3), Some(5)]);
+        // For how long on several cores is not known, and that is said.
+        let verdict = check_ms(&blocked, 1, 1, 2);
+        assert_eq!(verdict.failure().unwrap().cause, Cause::Blocking);
+        assert_eq!(responses(&verdict), [None, None]);
+        let reason = verdict.reason();
+        assert!(reason.contains("blocking 1ms"), "{reason}");
+        assert!(reason.contains("use one core"), "{reason}");
+    }
+
+    #[test]
+    fn tasks_that_never_arrive_together_do_not_delay_each_other() {
+        let together = set(&[(3, 10, 10), (3, 10, 10)]);
+        let apart = changed(&together, |n, task| {
+            task.at_offset(ms(5 * n as u64)).unwrap()
+        });
+        assert_eq!(responses(&check_ms(&together, 1, 1, 1)), [Some(3), Some(6)]);
+        assert_eq!(responses(&check_ms(&apart, 1, 1, 1)), [Some(3), Some(3)]);
+        // 9 ms every 10 ms: 2 ms without any, and the first is done just when the second arrives.
+        assert_eq!(
+            responses(&check_ms(&together, 9, 10, 1)),
+            [Some(5), Some(8)]
+        );
+        assert_eq!(responses(&check_ms(&apart, 9, 10, 1)), [Some(5), Some(5)]);
+        // One without an offset comes whenever it is worst.
+        let one = changed(&together, |n, task| match n {
+            0 => task,
+            _ => task.at_offset(ms(5)).unwrap(),
+        });
+        assert_eq!(responses(&check_ms(&one, 1, 1, 1)), [Some(3), Some(6)]);
+        // Several cores: as if there were no offsets.
+        assert_eq!(
+            responses(&check_ms(&apart, 1, 1, 2)),
+            responses(&check_ms(&together, 1, 1, 2))
         );
     }
 

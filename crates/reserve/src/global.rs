@@ -12,7 +12,9 @@
 //! Where all rivals are more urgent, at most m − 1 of them bring a job into the window that arrived
 //! before it (Guan, Stigge, Yi and Yu, "New response time bounds for fixed priority multiprocessor
 //! scheduling", RTSS 2009): the others count with N_j(t), jobs that arrive within, and the m − 1 for
-//! which that makes the greatest difference with W_j(t).
+//! which that makes the greatest difference with W_j(t). Release jitter J is part of the responses,
+//! which count from the arrivals, and so of W_j; N_j counts what arrived within J before the window.
+//! Offsets are left out: any of them is a legal run of tasks without.
 //!
 //! Why it holds on servers that are not synchronised: while the job is not running, all supply
 //! there is goes to rivals; while it runs, at most m·C_i of the m·sbf(t) is lost.
@@ -37,10 +39,12 @@ pub(crate) fn workload(rival: &Rival, window: u128) -> u128 {
     whole * rival.demand.wcet + rival.demand.wcet.min(reach - whole * rival.demand.period)
 }
 
-/// N_j(t): the most CPU time that a rival's jobs can use in a window of length `window` in which they arrive.
+/// N_j(t): the most CPU time that a rival's jobs can use in a window of length `window` in which they
+/// are released, the first of them perhaps J after it arrived.
 pub(crate) fn workload_within(rival: &Rival, window: u128) -> u128 {
-    let whole = window / rival.demand.period;
-    whole * rival.demand.wcet + rival.demand.wcet.min(window % rival.demand.period)
+    let reach = window + rival.demand.jitter;
+    let whole = reach / rival.demand.period;
+    whole * rival.demand.wcet + rival.demand.wcet.min(reach % rival.demand.period)
 }
 
 /// How many rivals of `task` may have a job that arrived before the window: it opens when m of them
@@ -64,7 +68,8 @@ pub(crate) fn demand_per_core(model: &Model, task: usize, rivals: &[Rival], wind
         .map(|rival| {
             let least = workload_within(rival, window).min(most_in_the_way);
             within += least;
-            workload(rival, window).min(most_in_the_way) - least
+            let most = workload(rival, window).min(most_in_the_way);
+            most.saturating_sub(least)
         })
         .collect();
     more.sort_unstable_by(|a, b| b.cmp(a));
@@ -102,17 +107,18 @@ fn shortest_window(model: &Model, task: usize, rivals: &[Rival], window: u128) -
 /// before its (constrained) deadline.
 pub(crate) fn response(model: &Model, task: usize, rivals: &[Rival]) -> Option<u128> {
     let deadline = model.demands[task].constrained_deadline();
+    let jitter = model.demands[task].jitter;
     let mut window = 0;
     for _ in 0..STEP_LIMIT {
         let supplied = model
             .supply
             .window_for_wide(demand_per_core(model, task, rivals, window))?;
         let later = supplied.max(shortest_window(model, task, rivals, window));
-        if later > deadline {
+        if later + jitter > deadline {
             return None;
         }
         if later <= window {
-            return Some(window);
+            return Some(window + jitter);
         }
         window = later;
     }
@@ -179,16 +185,22 @@ mod tests {
 
     use super::*;
 
-    /// When a task is running if its jobs come `gaps` apart and each does its C slots within
-    /// `done_within` of its arrival, in the slots that `keys` puts first.
-    fn running(wcet: u64, period: u64, done_within: u64, gaps: &[u64], keys: &[u64]) -> Vec<bool> {
+    /// When a task is running if its jobs arrive T and `gaps` apart and each does its C slots within R
+    /// of its arrival, in the slots that `keys` puts first; the first one not before it is released.
+    fn running(
+        (wcet, period, done_within, _): (u64, u64, u64, u64),
+        first_released: u64,
+        gaps: &[u64],
+        keys: &[u64],
+    ) -> Vec<bool> {
         let mut slots = vec![false; 400];
         let mut arrival = 0;
         for (job, gap) in gaps.iter().cycle().enumerate() {
             if arrival + done_within > slots.len() as u64 {
                 break;
             }
-            let mut within: Vec<u64> = (0..done_within).collect();
+            let released = if job == 0 { first_released } else { 0 };
+            let mut within: Vec<u64> = (released..done_within).collect();
             within.sort_by_key(|slot| keys[(job * 7 + *slot as usize) % keys.len()]);
             for slot in within.iter().take(wcet as usize) {
                 slots[(arrival + slot) as usize] = true;
@@ -198,65 +210,72 @@ mod tests {
         slots
     }
 
-    fn rival(wcet: u64, period: u64, done_within: u64) -> Rival {
-        let (wcet, period, done_within) = (
-            u128::from(wcet),
-            u128::from(period),
-            u128::from(done_within),
-        );
+    fn rival((wcet, period, done_within, jitter): (u64, u64, u64, u64)) -> Rival {
+        let [wcet, period, done_within, jitter] =
+            [wcet, period, done_within, jitter].map(u128::from);
         Rival {
             demand: Demand {
                 wcet,
                 period,
                 deadline: period,
+                jitter,
+                blocking: 0,
+                offset: None,
             },
             done_within,
         }
     }
 
-    /// C ≤ R ≤ T.
-    fn any_rival() -> impl Strategy<Value = (u64, u64, u64)> {
+    /// C, T, R and J, with C + J ≤ R ≤ T.
+    fn any_rival() -> impl Strategy<Value = (u64, u64, u64, u64)> {
         (1u64..20)
             .prop_flat_map(|period| (1..=period, Just(period)))
             .prop_flat_map(|(done_within, period)| {
                 (1..=done_within, Just(period), Just(done_within))
+            })
+            .prop_flat_map(|(wcet, period, done_within)| {
+                let jitter = 0..=done_within - wcet;
+                (Just(wcet), Just(period), Just(done_within), jitter)
             })
     }
 
     proptest! {
         #[test]
         fn no_schedule_puts_more_work_into_a_window_than_is_counted(
-            (wcet, period, done_within) in any_rival(),
+            of in any_rival(),
             gaps in vec(prop_oneof![2 => Just(0u64), 1 => 0u64..5], 1..6),
             keys in vec(any::<u64>(), 1..40),
             window in 1usize..80,
         ) {
-            let slots = running(wcet, period, done_within, &gaps, &keys);
+            let slots = running(of, 0, &gaps, &keys);
             let most = slots.windows(window).map(|slots| slots.iter().filter(|&&runs| runs).count()).max();
-            let counted = workload(&rival(wcet, period, done_within), window as u128);
+            let counted = workload(&rival(of), window as u128);
             prop_assert!(most.unwrap_or(0) as u128 <= counted);
         }
 
         #[test]
-        fn jobs_that_arrive_within_a_window_do_no_more_than_is_counted(
-            (wcet, period, done_within) in any_rival(),
+        fn jobs_that_are_released_within_a_window_do_no_more_than_is_counted(
+            of in any_rival(),
             gaps in vec(prop_oneof![2 => Just(0u64), 1 => 0u64..5], 1..6),
             keys in vec(any::<u64>(), 1..40),
             window in 1usize..80,
         ) {
-            // The first job arrives with the window's beginning, which is the worst.
-            let slots = running(wcet, period, done_within, &gaps, &keys);
-            let done = slots[..window].iter().filter(|&&runs| runs).count() as u128;
-            let rival = rival(wcet, period, done_within);
+            // The first job is released with the window's beginning and as late as it may be, which
+            // is the worst.
+            let opens = of.3 as usize;
+            let slots = running(of, of.3, &gaps, &keys);
+            let done = slots[opens..opens + window].iter().filter(|&&runs| runs).count() as u128;
+            let rival = rival(of);
             prop_assert!(done <= workload_within(&rival, window as u128));
             prop_assert!(workload_within(&rival, window as u128) <= workload(&rival, window as u128));
         }
 
         #[test]
         fn the_work_counted_is_done_by_a_late_job_and_prompt_ones_after_it(
-            (wcet, period, done_within) in any_rival(),
+            of in any_rival(),
             window in 1u64..80,
         ) {
+            let (wcet, period, done_within, _) = of;
             prop_assume!(window >= wcet);
             // The window opens when the first job has just enough time left; every later job runs
             // at once.
@@ -266,7 +285,7 @@ mod tests {
                 _ => slot % period < wcet,
             };
             let done = (opens..opens + window).filter(|&slot| runs(slot)).count() as u128;
-            prop_assert_eq!(done, workload(&rival(wcet, period, done_within), u128::from(window)));
+            prop_assert_eq!(done, workload(&rival(of), u128::from(window)));
         }
     }
 }

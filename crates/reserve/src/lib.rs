@@ -48,7 +48,7 @@ mod single;
 mod supply;
 mod task;
 
-pub use check::{Failure, Outcome, TaskVerdict, Verdict, check};
+pub use check::{Cause, Failure, Outcome, TaskVerdict, Verdict, check};
 pub use nanos::{Nanos, ParseNanosError};
 pub use per_task::{OwnReservation, PerTaskPlan, own_response, plan_per_task};
 pub use plan::{Alternative, Constraints, Periods, Plan, PlanError, plan};

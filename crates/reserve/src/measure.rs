@@ -57,7 +57,7 @@ pub enum Note {
         /// What 99 of 100 jobs stay within.
         p99: Nanos,
     },
-    /// Activations vary so much that the task is taken as far more frequent than it is.
+    /// Activations vary so much that they cost the reservation.
     JitterCosts {
         /// The jitter.
         jitter: Nanos,
@@ -114,8 +114,8 @@ const WANTED_JOBS: usize = 100;
 /// What is known of a program after watching it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Estimate {
-    /// The task to plan with: C with its margin; T the shortest distance between activations that
-    /// must be expected; D = T.
+    /// The task to plan with: C with its margin; on a grid its T and J, else T the shortest distance
+    /// between activations that was seen; D = T.
     pub task: Task,
     /// How many jobs were seen.
     pub jobs: usize,
@@ -135,12 +135,12 @@ pub struct Estimate {
 }
 
 /// Estimates the task called `name` from `samples` in any order. C is the longest job and
-/// `margin_ppm` millionths of it on top (rounded up). T is, for a program activated on a grid, its
-/// period less the jitter, since a late activation can be followed by a punctual one; else the
-/// shortest distance seen.
+/// `margin_ppm` millionths of it on top (rounded up). A program activated on a grid has its period as
+/// T and its jitter as J: each job is to be done before the next arrives on the grid. Otherwise T is
+/// the shortest distance seen.
 ///
 /// # Errors
-/// Too few samples, two of one instant, no CPU time, or a result that is no task (C above T).
+/// Too few samples, two of one instant, no CPU time, or a result that is no task (C and J above T).
 pub fn estimate(name: &str, samples: &[Sample], margin_ppm: u32) -> Result<Estimate, MeasureError> {
     if samples.len() < MIN_JOBS {
         return Err(MeasureError::TooFew(samples.len()));
@@ -166,16 +166,13 @@ pub fn estimate(name: &str, samples: &[Sample], margin_ppm: u32) -> Result<Estim
     gaps.sort_unstable();
     let min_interarrival = Nanos::new(gaps[0]);
     let activation = grid(&activations, gaps[gaps.len() / 2]);
-    let shortest = match activation {
-        // No distance that was seen is shorter than the difference, but for its rounding.
-        Activation::Periodic { period, jitter } => {
-            period.saturating_sub(jitter).min(min_interarrival)
-        }
-        Activation::Sporadic => min_interarrival,
+    let (period, jitter) = match activation {
+        Activation::Periodic { period, jitter } => (period, jitter),
+        Activation::Sporadic => (min_interarrival, Nanos::ZERO),
     };
     let wcet = (cpu_max.wide() * (1_000_000 + u128::from(margin_ppm))).div_ceil(1_000_000);
     Ok(Estimate {
-        task: Task::implicit(name, Nanos::from_wide(wcet), shortest)?,
+        task: Task::implicit(name, Nanos::from_wide(wcet), period)?.released_within(jitter)?,
         jobs: samples.len(),
         cpu_p50,
         cpu_p99,
@@ -211,6 +208,9 @@ fn quantile(sorted: &[Nanos], percent: usize) -> Nanos {
     sorted[rank - 1]
 }
 
+/// What the arithmetic of the fit may be off, in nanoseconds.
+const ROUNDING: f64 = 1e-3;
+
 /// The grid that fits `activations` best, starting from their median distance, if they stay within
 /// half a step of it.
 fn grid(activations: &[u64], median_gap: u64) -> Activation {
@@ -226,9 +226,10 @@ fn grid(activations: &[u64], median_gap: u64) -> Activation {
         fit = (jitter <= slope / 2.0).then_some((slope, jitter));
     }
     match fit {
+        // Rounded so that neither promises too much.
         Some((period, jitter)) => Activation::Periodic {
-            period: Nanos::new(period.round() as u64),
-            jitter: Nanos::new(jitter.round() as u64),
+            period: Nanos::new((period + ROUNDING).floor() as u64),
+            jitter: Nanos::new((jitter - ROUNDING).ceil().max(0.0) as u64),
         },
         None => Activation::Sporadic,
     }
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_shortens_the_distance_that_must_be_expected() {
+    fn activations_beside_their_grid_are_released_late() {
         let seen = samples(
             (0..400u64).map(|job| job * 10_000 + (job * 7_919) % 2_001),
             100,
@@ -336,7 +337,10 @@ mod tests {
         };
         assert!(period.get().abs_diff(10_000_000) < 10_000, "{period}");
         assert!((1_900_000..2_100_000).contains(&jitter.get()), "{jitter}");
-        assert!(estimate.task.period() <= estimate.min_interarrival);
+        assert_eq!(
+            (estimate.task.period(), estimate.task.jitter()),
+            (period, jitter)
+        );
         assert!(matches!(estimate.notes[..], [Note::JitterCosts { .. }]));
     }
 
@@ -403,14 +407,20 @@ mod tests {
             margin in 0u32..500_000,
         ) {
             let seen: Vec<Sample> = jobs.iter().enumerate().map(|(job, &(late, cpu))| Sample {
-                activation: us(job as u64 * period + late),
+                activation: us(1_000_000 + job as u64 * period + late),
                 cpu: us(cpu),
             }).collect();
             let estimate = estimate("p", &seen, margin);
             prop_assume!(estimate.is_ok());
             let task = estimate.unwrap().task;
             prop_assert!(seen.iter().all(|sample| sample.cpu <= task.wcet()));
-            prop_assert!(seen.windows(2).all(|pair| pair[1].activation.saturating_sub(pair[0].activation) >= task.period()));
+            // There are arrivals T apart from which each job was released within J.
+            let mut arrival = Nanos::ZERO;
+            for (job, sample) in seen.iter().enumerate() {
+                let apart = if job == 0 { Nanos::ZERO } else { task.period() };
+                arrival = arrival.saturating_add(apart).max(sample.activation.saturating_sub(task.jitter()));
+                prop_assert!(arrival <= sample.activation);
+            }
         }
     }
 }

@@ -57,6 +57,11 @@ impl Nanos {
         Self(self.0.saturating_sub(other.0))
     }
 
+    /// Whether it is no time at all.
+    pub const fn is_zero(&self) -> bool {
+        self.0 == 0
+    }
+
     pub(crate) const fn wide(self) -> u128 {
         self.0 as u128
     }

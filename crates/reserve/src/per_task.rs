@@ -10,6 +10,9 @@
 //! this is the task itself under EDF: bandwidth C/D instead of what bridging a blackout of 2·(P −
 //! Q) takes.
 //!
+//! With release jitter J, two jobs may be released only T − J apart: n·P ≤ T − J, and J comes on top
+//! of the response, which counts from the arrival.
+//!
 //! Where that one budget is due before the next arrival (D < T), it need not come back before then:
 //! the reservation may have the period T and a deadline of its own, as `SCHED_DEADLINE` does
 //! ([`Constraints::deadlines`]). It keeps Q by D as before, and caps the task at Q in every T. A core
@@ -82,12 +85,16 @@ impl PerTaskPlan {
 
 /// How long after its arrival a job of `task` is done at the latest when the task is alone in
 /// `reservation`, or `None` when there is no bound. Several cores are of no use to one task: only
-/// one of them counts.
+/// one of them counts. Blocking is not bounded: who holds what the task waits for is in another
+/// reservation.
 pub fn own_response(
     task: &Task,
     reservation: &Reservation,
     overheads: &Overheads,
 ) -> Option<Nanos> {
+    if !task.blocking().is_zero() {
+        return None;
+    }
     let awake = response_when_waking(task, reservation, overheads).map(Nanos::from_wide);
     let anyhow = response_on_any_supply(task, reservation, overheads);
     match (awake, anyhow) {
@@ -106,6 +113,12 @@ pub fn own_response(
 /// Constraints that contradict themselves, or a task for which nothing within them suffices.
 pub fn plan_per_task(set: &TaskSet, constraints: &Constraints) -> Result<PerTaskPlan, PlanError> {
     constraints.validate()?;
+    if let Some(task) = set.tasks().iter().find(|task| !task.blocking().is_zero()) {
+        return Err(PlanError::BlockingBeyondReservation {
+            task: task.name().to_owned(),
+            blocking: task.blocking(),
+        });
+    }
     let tasks = set
         .tasks()
         .iter()
@@ -130,7 +143,9 @@ fn response_when_waking(
     let budgets = task.wcet().wide().div_ceil(useful);
     let last_deadline = budgets * period + overheads.supply_latency.wide();
     let done = last_deadline - budgets * useful + task.wcet().wide();
-    (last_deadline <= task.period().wide()).then_some(done)
+    // A job that is released late may be followed by a punctual one.
+    let jitter = task.jitter().wide();
+    (last_deadline + jitter <= task.period().wide()).then_some(done + jitter)
 }
 
 /// The bound of the periodic resource model, for jobs that overlap the next arrival or come too
@@ -215,6 +230,7 @@ fn as_seldom_as_the_task(
     }
     let room = task
         .period()
+        .saturating_sub(task.jitter())
         .saturating_sub(constraints.overheads.supply_latency)
         .min(Reservation::KERNEL_MAX_PERIOD);
     let period = constraints.round_down(room);
@@ -229,6 +245,7 @@ fn longest_period(task: &Task, constraints: &Constraints) -> Option<Nanos> {
     let room = task
         .deadline()
         .min(task.period())
+        .saturating_sub(task.jitter())
         .saturating_sub(constraints.overheads.supply_latency);
     let parts = room
         .get()
@@ -243,8 +260,9 @@ fn least(task: &Task, constraints: &Constraints, period: Nanos) -> Option<Reserv
     let granule = constraints.granularity.wide();
     let switches = 2 * constraints.overheads.context_switch.wide();
     let latency = constraints.overheads.supply_latency.wide();
-    let (wcet, deadline) = (task.wcet().wide(), task.deadline().wide());
-    let most_budgets = task.period().wide().saturating_sub(latency) / period.wide();
+    let jitter = task.jitter().wide();
+    let (wcet, deadline) = (task.wcet().wide(), task.deadline().wide() - jitter);
+    let most_budgets = task.period().wide().saturating_sub(latency + jitter) / period.wide();
     (1..=most_budgets.min(MOST_PERIODS))
         .filter_map(|budgets| {
             let for_the_work = wcet.div_ceil(budgets) + switches;
@@ -283,6 +301,34 @@ mod tests {
         .unwrap();
         assert_eq!(own.reservation, Reservation::new(ms(2), ms(8), 1).unwrap());
         assert_eq!((own.deadline, own.response), (None, ms(8)));
+    }
+
+    #[test]
+    fn a_task_released_late_needs_its_wcet_in_less_time() {
+        let late = Task::new("t", ms(2), ms(10), ms(8)).unwrap();
+        let late = late.released_within(ms(3)).unwrap();
+        let own = alone(late.clone(), &Constraints::default()).unwrap();
+        assert_eq!(own.reservation, Reservation::new(ms(2), ms(5), 1).unwrap());
+        assert_eq!(own.response, ms(8));
+        let seldom = alone(late, &with_deadlines()).unwrap();
+        assert_eq!(seldom.deadline, Some(ms(5)));
+        assert_eq!(seldom.reservation.period(), ms(7));
+    }
+
+    #[test]
+    fn who_waits_for_others_gets_no_reservation_of_its_own() {
+        let task = Task::implicit("t", ms(2), ms(10)).unwrap();
+        let task = task.blocked_for(ms(1)).unwrap();
+        let refused = alone(task.clone(), &Constraints::default()).unwrap_err();
+        assert!(
+            matches!(refused, PlanError::BlockingBeyondReservation { .. }),
+            "{refused}"
+        );
+        let reservation = Reservation::new(ms(5), ms(10), 1).unwrap();
+        assert_eq!(
+            own_response(&task, &reservation, &Overheads::default()),
+            None
+        );
     }
 
     fn with_deadlines() -> Constraints {

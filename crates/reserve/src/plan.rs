@@ -110,6 +110,16 @@ pub enum PlanError {
         /// Why that does not suffice.
         reason: String,
     },
+    /// A task that waits for others, in a reservation of its own.
+    #[error(
+        "task `{task}` may be kept waiting by others (blocking {blocking}): how long one in another reservation holds what it waits for is not bounded; plan one reservation for all of them, or leave `blocking` out where the tasks share nothing"
+    )]
+    BlockingBeyondReservation {
+        /// The task.
+        task: String,
+        /// How long others may keep it waiting while they run.
+        blocking: Nanos,
+    },
     /// A task on its own for which no allowed reservation suffices.
     #[error(
         "task `{task}`: no reservation of its own at up to {bound} of a core lets it meet its deadline of {deadline}: allow another period, raise the bound or allow it more time"
@@ -153,10 +163,12 @@ pub struct Plan {
 pub fn plan(set: &TaskSet, constraints: &Constraints) -> Result<Plan, PlanError> {
     constraints.validate()?;
     let periods = constraints.candidates(set)?;
-    // More cores than tasks would idle.
-    let cores = constraints
-        .max_cores
-        .min(u32::try_from(set.tasks().len()).unwrap_or(u32::MAX));
+    // More cores than tasks would idle, and only on one is it known how long tasks wait for others.
+    let of_use = match set.has_blocking() {
+        true => 1,
+        false => u32::try_from(set.tasks().len()).unwrap_or(u32::MAX),
+    };
+    let cores = constraints.max_cores.min(of_use);
     let available = constraints
         .core_bound
         .ppm()
@@ -285,7 +297,7 @@ impl Constraints {
         let deadline = set
             .tasks()
             .iter()
-            .map(|task| task.deadline())
+            .map(|task| task.deadline().saturating_sub(task.jitter()))
             .min()
             .unwrap_or(kernel_max);
         let longest = deadline.clamp(kernel_min, kernel_max);
@@ -355,6 +367,26 @@ mod tests {
         );
         assert_eq!(plan.total_bandwidth.ppm(), 350_000);
         assert!(plan.verdict.is_schedulable());
+    }
+
+    #[test]
+    fn tasks_that_wait_for_others_get_one_core() {
+        let tasks = set(&[(7, 50), (9, 75)]).tasks().to_vec();
+        let waiting = tasks
+            .into_iter()
+            .map(|task| task.blocked_for(ms(1)).unwrap());
+        let waiting = TaskSet::new(waiting.collect()).unwrap();
+        let several = Constraints {
+            max_cores: 4,
+            ..listed(&[10])
+        };
+        let plan = plan(&waiting, &several).unwrap();
+        assert!(
+            plan.alternatives
+                .iter()
+                .all(|other| other.reservation.cores() == 1)
+        );
+        assert!(plan.reservation.runtime() > Nanos::from_micros(3_500));
     }
 
     #[test]

@@ -2,8 +2,11 @@
 //!
 //! The model is the sporadic task (C, T, D) of the field under fixed priorities
 //! (kubedeadline-ecrts2025, section 3.1): every job needs at most C of CPU time, jobs arrive at
-//! least T apart, each wants to be done within D of its arrival. Tasks do not block one another and
-//! do not suspend themselves inside a job.
+//! least T apart, each wants to be done within D of its arrival. A job may be released up to J after
+//! it arrives (release jitter: Audsley, Burns, Richardson, Tindell and Wellings, Software Engineering
+//! Journal 8(5), 1993), may be kept waiting for B by a less urgent task in a section that it cannot
+//! interrupt, and may arrive on a grid that all tasks with an offset share (Tindell, YCS 221,
+//! University of York 1994). Tasks do not suspend themselves inside a job.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -88,6 +91,39 @@ pub enum TaskError {
         /// Its relative deadline.
         deadline: Nanos,
     },
+    /// A job that cannot be done by its deadline once it was released late or kept waiting.
+    #[error(
+        "task `{task}`: wcet {wcet}, jitter {jitter} and blocking {blocking} together exceed its deadline {deadline}, which counts from the arrival: no reservation can meet that; allow it more time"
+    )]
+    LateBeyondDeadline {
+        /// The task.
+        task: String,
+        /// Its worst-case execution time.
+        wcet: Nanos,
+        /// Its release jitter.
+        jitter: Nanos,
+        /// How long it may be blocked.
+        blocking: Nanos,
+        /// Its relative deadline.
+        deadline: Nanos,
+    },
+    /// An offset that says nothing a smaller one does not.
+    #[error(
+        "task `{task}`: offset {offset} is not below its period {period}: give the first arrival after the common zero"
+    )]
+    OffsetBeyondPeriod {
+        /// The task.
+        task: String,
+        /// Its offset.
+        offset: Nanos,
+        /// Its period.
+        period: Nanos,
+    },
+    /// Offsets whose pattern takes too long to repeat.
+    #[error(
+        "the tasks with an offset have more than {max} arrivals before their pattern repeats: choose periods that divide each other, or leave out the offsets of some", max = TaskSet::MAX_ARRIVALS
+    )]
+    Pattern,
     /// A task that needs more than one core.
     #[error(
         "task `{task}`: wcet {wcet} exceeds its period {period}: one thread cannot keep up; split the work or let it run less often"
@@ -125,6 +161,12 @@ pub struct Task {
     wcet: Nanos,
     period: Nanos,
     deadline: Nanos,
+    #[serde(skip_serializing_if = "Nanos::is_zero")]
+    jitter: Nanos,
+    #[serde(skip_serializing_if = "Nanos::is_zero")]
+    blocking: Nanos,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offset: Option<Nanos>,
     priority: Option<Priority>,
 }
 
@@ -155,13 +197,7 @@ impl Task {
                     parameter,
                 });
             }
-            if value > Nanos::MAX_PARAMETER {
-                return Err(TaskError::TooLong {
-                    task: name,
-                    parameter,
-                    value,
-                });
-            }
+            limited(&name, parameter, value)?;
         }
         if wcet > deadline {
             return Err(TaskError::WcetBeyondDeadline {
@@ -182,6 +218,9 @@ impl Task {
             wcet,
             period,
             deadline,
+            jitter: Nanos::ZERO,
+            blocking: Nanos::ZERO,
+            offset: None,
             priority: None,
         })
     }
@@ -196,6 +235,60 @@ impl Task {
         period: Nanos,
     ) -> Result<Self, TaskError> {
         Self::new(name, wcet, period, period)
+    }
+
+    /// The same task, whose jobs are released up to `jitter` (J) after they arrive: by a timer that is
+    /// late, a message whose delay varies. T still lies between arrivals, and D counts from them.
+    ///
+    /// # Errors
+    /// C, J and B above D together, or a J beyond [`Nanos::MAX_PARAMETER`].
+    pub fn released_within(self, jitter: Nanos) -> Result<Self, TaskError> {
+        limited(&self.name, "jitter", jitter)?;
+        Self { jitter, ..self }.checked()
+    }
+
+    /// The same task, which less urgent ones may keep waiting for `blocking` (B) in all while it has work:
+    /// in sections that it cannot interrupt, under a lock that it or a more urgent task takes too or
+    /// without preemption. Such a section was begun before: of priority ceilings it is the longest one
+    /// that counts, of priority inheritance the longest one of each lock (Sha, Rajkumar and Lehoczky,
+    /// IEEE Transactions on Computers 39(9), 1990).
+    ///
+    /// # Errors
+    /// C, J and B above D together, or a B beyond [`Nanos::MAX_PARAMETER`].
+    pub fn blocked_for(self, blocking: Nanos) -> Result<Self, TaskError> {
+        limited(&self.name, "blocking", blocking)?;
+        Self { blocking, ..self }.checked()
+    }
+
+    /// The same task with arrivals exactly at `offset` (O), O + T, O + 2T and so on, on a clock that it
+    /// shares with all other tasks that have an offset.
+    ///
+    /// # Errors
+    /// An offset that is not below T.
+    pub fn at_offset(self, offset: Nanos) -> Result<Self, TaskError> {
+        if offset >= self.period {
+            return Err(TaskError::OffsetBeyondPeriod {
+                task: self.name,
+                offset,
+                period: self.period,
+            });
+        }
+        let offset = Some(offset);
+        Ok(Self { offset, ..self })
+    }
+
+    fn checked(self) -> Result<Self, TaskError> {
+        let late = self.wcet.wide() + self.jitter.wide() + self.blocking.wide();
+        if late <= self.deadline.wide() {
+            return Ok(self);
+        }
+        Err(TaskError::LateBeyondDeadline {
+            task: self.name,
+            wcet: self.wcet,
+            jitter: self.jitter,
+            blocking: self.blocking,
+            deadline: self.deadline,
+        })
     }
 
     /// The same task at the fixed priority `priority`.
@@ -226,10 +319,36 @@ impl Task {
         self.deadline
     }
 
+    /// J: how long after its arrival a job may be released.
+    pub fn jitter(&self) -> Nanos {
+        self.jitter
+    }
+
+    /// B: how long less urgent tasks may keep a job waiting.
+    pub fn blocking(&self) -> Nanos {
+        self.blocking
+    }
+
+    /// O: when the first job arrives after the zero of the clock that tasks with an offset share.
+    pub fn offset(&self) -> Option<Nanos> {
+        self.offset
+    }
+
     /// Its priority, when one was given.
     pub fn priority(&self) -> Option<Priority> {
         self.priority
     }
+}
+
+fn limited(task: &str, parameter: &'static str, value: Nanos) -> Result<(), TaskError> {
+    if value <= Nanos::MAX_PARAMETER {
+        return Ok(());
+    }
+    Err(TaskError::TooLong {
+        task: task.to_owned(),
+        parameter,
+        value,
+    })
 }
 
 /// Tasks that share a reservation, every one of them checked, each with a priority.
@@ -243,16 +362,21 @@ pub struct TaskSet {
 impl TaskSet {
     /// How many tasks one set may have.
     pub const MAX_TASKS: usize = 1_000;
+    /// How many jobs of tasks with an offset may arrive before their pattern repeats.
+    pub const MAX_ARRIVALS: u128 = 10_000;
 
     /// The set of `tasks`, in their order.
     ///
     /// Without given priorities the tasks are ordered deadline monotonic (Leung and Whitehead 1982:
     /// the best order for one core while no deadline exceeds its period): the shorter the deadline
-    /// the more urgent, the earlier one of equals first. The least urgent task then has priority 1;
-    /// beyond 99 tasks the last ones share it, and the analysis knows that they do.
+    /// the more urgent, the earlier one of equals first; with release jitter, the shorter D − J (the
+    /// best order then: Zuhily and Burns, Information Processing Letters 101, 2007). The least urgent
+    /// task then has priority 1; beyond 99 tasks the last ones share it, and the analysis knows that
+    /// they do.
     ///
     /// # Errors
-    /// No task, too many, two of one name, or priorities on some of them only.
+    /// No task, too many, two of one name, priorities on some of them only, or offsets whose pattern
+    /// repeats only after more than [`TaskSet::MAX_ARRIVALS`].
     pub fn new(tasks: Vec<Task>) -> Result<Self, TaskError> {
         if tasks.is_empty() {
             return Err(TaskError::NoTask);
@@ -273,6 +397,7 @@ impl TaskSet {
                 without: without.name.clone(),
             });
         }
+        repeats_soon(&tasks)?;
         let priorities = given.unwrap_or_else(|| deadline_monotonic(&tasks));
         Ok(Self { tasks, priorities })
     }
@@ -285,6 +410,16 @@ impl TaskSet {
     /// The priority of each task, in the same order: as given, or deadline monotonic.
     pub fn priorities(&self) -> &[Priority] {
         &self.priorities
+    }
+
+    /// Whether a task may be kept waiting by less urgent ones, which is bounded on one core only.
+    pub fn has_blocking(&self) -> bool {
+        self.tasks.iter().any(|task| !task.blocking.is_zero())
+    }
+
+    /// Whether a task has an offset, which is of use on one core only.
+    pub fn has_offsets(&self) -> bool {
+        self.tasks.iter().any(|task| task.offset.is_some())
     }
 
     /// Whether no deadline exceeds its task's period.
@@ -304,9 +439,42 @@ impl TaskSet {
     }
 }
 
+/// When the pattern of tasks with these periods repeats (their least common multiple), if that is
+/// within `most` arrivals of them all.
+pub(crate) fn pattern(periods: impl Iterator<Item = u128> + Clone, most: u128) -> Option<u128> {
+    let common = |a: u128, b: u128| {
+        let (mut a, mut b) = (a, b);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    let mut length: u128 = 1;
+    for period in periods.clone() {
+        // Within 64 bits each: no product overflows, and no sum of a thousand.
+        length = length / common(length, period) * period;
+        let arrivals: u128 = periods.clone().map(|period| length / period).sum();
+        if arrivals > most || length > u128::from(u64::MAX) {
+            return None;
+        }
+    }
+    Some(length)
+}
+
+fn repeats_soon(tasks: &[Task]) -> Result<(), TaskError> {
+    let periods = tasks.iter().filter(|task| task.offset.is_some());
+    match pattern(
+        periods.map(|task| task.period.wide()),
+        TaskSet::MAX_ARRIVALS,
+    ) {
+        Some(_) => Ok(()),
+        None => Err(TaskError::Pattern),
+    }
+}
+
 fn deadline_monotonic(tasks: &[Task]) -> Vec<Priority> {
     let mut by_deadline: Vec<usize> = (0..tasks.len()).collect();
-    by_deadline.sort_by_key(|&index| tasks[index].deadline);
+    by_deadline.sort_by_key(|&index| tasks[index].deadline.saturating_sub(tasks[index].jitter));
     let mut priorities = vec![Priority::LOWEST; tasks.len()];
     let levels = tasks.len().min(usize::from(Priority::HIGHEST.0)) as u8;
     for (number, &index) in (Priority::LOWEST.0..=levels).rev().zip(&by_deadline) {
@@ -347,6 +515,18 @@ mod tests {
                 Task::new("a", ms(11), ms(10), ms(20)),
                 "exceeds its period 10ms",
             ),
+            (
+                Task::implicit("a", ms(4), ms(10)).and_then(|task| task.released_within(ms(7))),
+                "jitter 7ms and blocking 0ns together exceed its deadline 10ms",
+            ),
+            (
+                Task::implicit("a", ms(4), ms(10)).and_then(|task| task.blocked_for(ms(7))),
+                "blocking 7ms together exceed its deadline 10ms",
+            ),
+            (
+                Task::implicit("a", ms(4), ms(10)).and_then(|task| task.at_offset(ms(10))),
+                "offset 10ms is not below its period 10ms",
+            ),
         ] {
             let error = task.unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
@@ -369,6 +549,36 @@ mod tests {
             .map(|priority| priority.number())
             .collect();
         assert_eq!(numbers, [1, 4, 3, 2]);
+    }
+
+    #[test]
+    fn with_release_jitter_it_is_what_is_left_of_the_deadline_that_counts() {
+        let late = Task::implicit("late", ms(1), ms(20)).unwrap();
+        let set = TaskSet::new(vec![
+            Task::implicit("punctual", ms(1), ms(15)).unwrap(),
+            late.released_within(ms(10)).unwrap(),
+        ]);
+        let numbers = set.unwrap().priorities().to_vec();
+        assert_eq!(numbers, [Priority(1), Priority(2)]);
+    }
+
+    #[test]
+    fn offsets_whose_pattern_hardly_ever_repeats_are_refused() {
+        let on_clock = |micros: &[u64]| {
+            let tasks = micros.iter().map(|&period| {
+                let period = Nanos::from_micros(period);
+                let task = Task::implicit(format!("t{period}"), Nanos::new(1), period).unwrap();
+                task.at_offset(Nanos::new(period.get() / 2)).unwrap()
+            });
+            TaskSet::new(tasks.collect())
+        };
+        assert!(on_clock(&[1_000, 2_000, 10_000, 1_000_000]).is_ok());
+        // 10,000 and 1 in ten seconds.
+        assert_eq!(on_clock(&[1_000, 10_000_000]), Err(TaskError::Pattern));
+        assert_eq!(on_clock(&[99_991, 99_989, 99_971]), Err(TaskError::Pattern));
+        let longest = Nanos::MAX_PARAMETER.get() / 1_000;
+        let hostile = [longest, longest - 1, longest - 2, 1];
+        assert_eq!(on_clock(&hostile), Err(TaskError::Pattern));
     }
 
     #[test]

@@ -6,8 +6,8 @@ mod simulator;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use simulator::{
-    AwakeServers, Cbs, PeriodicServers, Place, SLOT, SlotTask, Supply, arrivals, reservation, run,
-    task_set,
+    AwakeServers, Cbs, PeriodicServers, Place, Release, SLOT, SlotTask, Supply, releases,
+    reservation, run, task_set, worst_releases,
 };
 use takt_reserve::{
     Constraints, Nanos, Overheads, Periods, TaskSet, Verdict, check, own_response, plan,
@@ -22,6 +22,7 @@ const END: u64 = 600;
 struct Scene {
     offsets: Vec<u64>,
     delays: Vec<Vec<u64>>,
+    late: Vec<Vec<u64>>,
     phases: Vec<u64>,
     places: Vec<Vec<Place>>,
     unfair: bool,
@@ -39,13 +40,18 @@ fn scene(tasks: usize, cores: usize) -> impl Strategy<Value = Scene> {
     (
         vec(0u64..40, tasks),
         vec(vec(prop_oneof![3 => Just(0u64), 1 => 0u64..6], 1..8), tasks),
+        vec(
+            vec(prop_oneof![Just(0u64), Just(u64::MAX), 0u64..12], 1..8),
+            tasks,
+        ),
         vec(0u64..12, cores),
         vec(vec(place(), 1..6), cores),
         any::<bool>(),
     )
-        .prop_map(|(offsets, delays, phases, places, unfair)| Scene {
+        .prop_map(|(offsets, delays, late, phases, places, unfair)| Scene {
             offsets,
             delays,
+            late,
             phases,
             places,
             unfair,
@@ -53,11 +59,20 @@ fn scene(tasks: usize, cores: usize) -> impl Strategy<Value = Scene> {
 }
 
 impl Scene {
-    fn arrivals(&self, tasks: &[SlotTask]) -> Vec<Vec<u64>> {
-        let varied = tasks.iter().zip(self.offsets.iter().zip(&self.delays));
-        varied
-            .map(|(task, (&offset, delays))| arrivals(task, offset, delays, END))
+    fn releases(&self, tasks: &[SlotTask]) -> Vec<Vec<Release>> {
+        let tasks = tasks.iter().enumerate();
+        tasks
+            .map(|(number, task)| self.releases_of(number, task, END))
             .collect()
+    }
+
+    /// Tasks with an offset keep to it.
+    fn releases_of(&self, number: usize, task: &SlotTask, end: u64) -> Vec<Release> {
+        let (offset, delays) = match task.offset {
+            Some(offset) => (offset, &[][..]),
+            None => (self.offsets[number], &self.delays[number][..]),
+        };
+        releases(task, offset, delays, &self.late[number], end)
     }
 
     fn servers(&self, runtime: u64, period: u64, cores: usize) -> PeriodicServers {
@@ -93,10 +108,67 @@ fn tasks(
                 period,
                 deadline,
                 priority,
+                jitter: 0,
+                offset: None,
+                section: 0,
             }
         };
         raw.iter().map(slot_task).collect()
     })
+}
+
+/// The same tasks, some released up to half a period late, some with an offset and a period of which
+/// 24 slots are a multiple; and with sections, if `sections`, that others do not interrupt.
+fn varied(
+    tasks: impl Strategy<Value = Vec<SlotTask>>,
+    sections: bool,
+) -> impl Strategy<Value = Vec<SlotTask>> {
+    let more = (
+        prop_oneof![Just(0u64), 0u64..=100],
+        proptest::option::of(0u64..24),
+        any::<bool>(),
+    );
+    (tasks, vec(more, 6)).prop_map(move |(mut tasks, more)| {
+        for (task, (late, offset, whole)) in tasks.iter_mut().zip(more) {
+            if let Some(offset) = offset {
+                let fitting = [4, 6, 8, 12, 24].into_iter();
+                let period = fitting
+                    .min_by_key(|period: &u64| period.abs_diff(task.period))
+                    .unwrap_or(24);
+                task.deadline = (task.deadline * period / task.period).max(task.wcet);
+                task.period = period.max(task.wcet);
+                task.offset = Some(offset % task.period);
+            }
+            task.jitter = task.period * late / 200;
+            task.section = if sections && whole { task.wcet } else { 0 };
+        }
+        let longest = tasks.iter().map(|task| task.section).max().unwrap_or(0);
+        for task in &mut tasks {
+            task.deadline = task.deadline.max(task.wcet + task.jitter + longest);
+        }
+        tasks
+    })
+}
+
+/// How often the pattern of all tasks with an offset comes by.
+const PATTERN: u64 = 24;
+
+/// Runs `tasks` in every worst window there may be, on the worst supply, and returns each task's worst
+/// response, in nanoseconds.
+fn worst_responses(tasks: &[SlotTask], runtime: u64, period: u64) -> Vec<u64> {
+    let mut worst = vec![0; tasks.len()];
+    for start in 0..PATTERN {
+        let together: Vec<_> = tasks
+            .iter()
+            .map(|task| worst_releases(task, start, END))
+            .collect();
+        let mut supply = PeriodicServers::worst(runtime, period, 1);
+        let responses = run(tasks, &together, &mut supply, END, false);
+        for (worst, response) in worst.iter_mut().zip(responses) {
+            *worst = (*worst).max(response * SLOT);
+        }
+    }
+    worst
 }
 
 /// The smallest runtime that the analysis accepts: the one that is most likely to be wrong.
@@ -141,7 +213,7 @@ fn assert_within(responses: &[u64], bounds: &[u64]) -> Result<(), TestCaseError>
 proptest! {
     #[test]
     fn on_one_core_no_run_exceeds_the_bounds(
-        tasks in tasks(1..=4, 50, 2),
+        tasks in varied(tasks(1..=4, 50, 2), true),
         period in 2u64..12,
         scenes in vec(scene(4, 1), 8),
     ) {
@@ -150,13 +222,13 @@ proptest! {
         let (runtime, verdict) = accepted.unwrap();
         for scene in &scenes {
             let mut servers = scene.servers(runtime, period, 1);
-            assert_within(&run(&tasks, &scene.arrivals(&tasks), &mut servers, END, scene.unfair), &bounds(&verdict))?;
+            assert_within(&run(&tasks, &scene.releases(&tasks), &mut servers, END, scene.unfair), &bounds(&verdict))?;
         }
     }
 
     #[test]
     fn on_one_core_the_bounds_are_reached_when_all_begins_at_the_worst_instant(
-        mut tasks in tasks(1..=4, 50, 2),
+        mut tasks in varied(tasks(1..=4, 50, 2), false),
         period in 2u64..12,
     ) {
         // Equally urgent tasks are bounded together: only distinct priorities have exact bounds.
@@ -166,10 +238,7 @@ proptest! {
         let accepted = least_accepted(&task_set(&tasks), period, 1);
         prop_assume!(accepted.is_some());
         let (runtime, verdict) = accepted.unwrap();
-        let together: Vec<_> = tasks.iter().map(|task| arrivals(task, 0, &[], END)).collect();
-        let responses = run(&tasks, &together, &mut PeriodicServers::worst(runtime, period, 1), END, false);
-        let in_nanos: Vec<u64> = responses.iter().map(|slots| slots * SLOT).collect();
-        prop_assert_eq!(in_nanos, bounds(&verdict));
+        prop_assert_eq!(worst_responses(&tasks, runtime, period), bounds(&verdict));
     }
 
     #[test]
@@ -191,7 +260,7 @@ proptest! {
         let end = failure.instant.get() / SLOT + 1;
         // An overload that builds up slowly takes too long to wait for.
         prop_assume!(end < 4 * END);
-        let together: Vec<_> = tasks.iter().map(|task| arrivals(task, 0, &[], end)).collect();
+        let together: Vec<_> = tasks.iter().map(|task| worst_releases(task, 0, end)).collect();
         let mut supply = PeriodicServers::worst(runtime, period, 1);
         let responses = run(&tasks, &together, &mut supply, end, false);
         prop_assert!(responses[failure.task] > tasks[failure.task].deadline);
@@ -199,7 +268,7 @@ proptest! {
 
     #[test]
     fn on_a_constant_bandwidth_server_and_a_hostile_host_no_run_exceeds_the_bounds(
-        tasks in tasks(1..=4, 50, 2),
+        tasks in varied(tasks(1..=4, 50, 2), true),
         period in 2u64..12,
         hosts in vec(vec(any::<bool>(), 1..60), 8),
         scenes in vec(scene(4, 1), 8),
@@ -209,13 +278,13 @@ proptest! {
         let (runtime, verdict) = accepted.unwrap();
         for (scene, host) in scenes.iter().zip(hosts) {
             let mut server = Cbs::new(runtime, period, host);
-            assert_within(&run(&tasks, &scene.arrivals(&tasks), &mut server, END, scene.unfair), &bounds(&verdict))?;
+            assert_within(&run(&tasks, &scene.releases(&tasks), &mut server, END, scene.unfair), &bounds(&verdict))?;
         }
     }
 
     #[test]
     fn alone_in_a_constant_bandwidth_server_a_task_keeps_the_bound_of_its_own(
-        task in tasks(1..=1, 60, 2),
+        task in varied(tasks(1..=1, 60, 2), false),
         (runtime, period) in (1u64..12).prop_flat_map(|period| (1..=period, Just(period))),
         hosts in vec(vec(any::<bool>(), 1..60), 8),
         scenes in vec(scene(1, 1), 8),
@@ -224,19 +293,26 @@ proptest! {
         prop_assume!(bound.is_some());
         for (scene, host) in scenes.iter().zip(hosts) {
             let mut server = Cbs::new(runtime, period, host);
-            let responses = run(&task, &scene.arrivals(&task), &mut server, END, false);
+            let responses = run(&task, &scene.releases(&task), &mut server, END, false);
             assert_within(&responses, &[bound.unwrap().get()])?;
         }
     }
 
     #[test]
     fn a_planned_reservation_with_a_deadline_keeps_it_on_a_hostile_host(
-        task in tasks(1..=1, 60, 1),
+        task in varied(tasks(1..=1, 60, 1), false),
         hosts in vec(vec(any::<bool>(), 1..60), 8),
         scenes in vec(scene(1, 1), 8),
     ) {
         // Fifty times as long, because the kernel takes no period below 100 us.
-        let long = SlotTask { wcet: 50 * task[0].wcet, period: 50 * task[0].period, deadline: 50 * task[0].deadline, ..task[0] };
+        let long = SlotTask {
+            wcet: 50 * task[0].wcet,
+            period: 50 * task[0].period,
+            deadline: 50 * task[0].deadline,
+            jitter: 50 * task[0].jitter,
+            offset: None,
+            ..task[0]
+        };
         let constraints = Constraints { granularity: Nanos::new(SLOT), deadlines: true, ..Constraints::default() };
         let planned = plan_per_task(&task_set(&[long]), &constraints);
         prop_assume!(planned.is_ok());
@@ -244,21 +320,21 @@ proptest! {
         let slots = |time: Nanos| time.get() / SLOT;
         let period = slots(own.reservation.period());
         let deadline = own.deadline.map_or(period, slots);
-        prop_assert!(deadline <= long.deadline && period <= long.period);
+        prop_assert!(deadline + long.jitter <= long.deadline && period + long.jitter <= long.period);
         prop_assert_eq!(own.deadline.is_some(), deadline < period);
         let end = 12 * long.period;
         for (scene, host) in scenes.iter().zip(hosts) {
-            let arrivals = vec![arrivals(&long, scene.offsets[0], &scene.delays[0], end)];
+            let releases = vec![scene.releases_of(0, &long, end)];
             let mut server = Cbs::with_deadline(slots(own.reservation.runtime()), deadline, period, host);
             // A job that the end cuts off counts with its age, which is less.
-            let responses = run(&[long], &arrivals, &mut server, end, false);
+            let responses = run(&[long], &releases, &mut server, end, false);
             assert_within(&responses, &[own.response.get()])?;
         }
     }
 
     #[test]
     fn on_several_cores_no_run_exceeds_the_bounds(
-        tasks in tasks(2..=6, 90, 1),
+        tasks in varied(tasks(2..=6, 90, 1), false),
         cores in 2u32..=3,
         period in 2u64..12,
         scenes in vec(scene(6, 3), 8),
@@ -271,14 +347,14 @@ proptest! {
             let mut worst = PeriodicServers::worst(runtime, period, cores as usize);
             let supplies: [&mut dyn Supply; 2] = [&mut scattered, &mut worst];
             for supply in supplies {
-                assert_within(&run(&tasks, &scene.arrivals(&tasks), supply, END, scene.unfair), &bounds(&verdict))?;
+                assert_within(&run(&tasks, &scene.releases(&tasks), supply, END, scene.unfair), &bounds(&verdict))?;
             }
         }
     }
 
     #[test]
     fn on_several_constant_bandwidth_servers_that_never_sleep_no_run_exceeds_the_bounds(
-        tasks in tasks(2..=6, 90, 1),
+        tasks in varied(tasks(2..=6, 90, 1), false),
         cores in 2u32..=3,
         period in 2u64..12,
         hosts in vec(vec(vec(any::<bool>(), 1..60), 3), 8),
@@ -290,13 +366,13 @@ proptest! {
         for (scene, hosts) in scenes.iter().zip(hosts) {
             let servers = hosts.into_iter().take(cores as usize).map(|host| Cbs::new(runtime, period, host));
             let mut servers = AwakeServers(servers.collect());
-            assert_within(&run(&tasks, &scene.arrivals(&tasks), &mut servers, END, scene.unfair), &bounds(&verdict))?;
+            assert_within(&run(&tasks, &scene.releases(&tasks), &mut servers, END, scene.unfair), &bounds(&verdict))?;
         }
     }
 
     #[test]
     fn a_plan_is_accepted_minimal_and_never_misses(
-        tasks in tasks(1..=4, 60, 1),
+        tasks in varied(tasks(1..=4, 60, 1), true),
         period in 4u64..12,
         max_cores in 1u32..=3,
         scenes in vec(scene(4, 3), 4),
@@ -328,7 +404,7 @@ proptest! {
         let cores = plan.reservation.cores() as usize;
         for scene in &scenes {
             let mut servers = scene.servers(runtime, period, cores);
-            let responses = run(&tasks, &scene.arrivals(&tasks), &mut servers, END, scene.unfair);
+            let responses = run(&tasks, &scene.releases(&tasks), &mut servers, END, scene.unfair);
             for (response, task) in responses.iter().zip(&tasks) {
                 prop_assert!(*response <= task.deadline);
             }

@@ -23,6 +23,9 @@ pub(super) enum Kind {
     Wcet,
     Period,
     Deadline,
+    Jitter,
+    Blocking,
+    Offset,
     Priority,
 }
 
@@ -34,6 +37,9 @@ impl Kind {
             "wcet" | "C" | "c" => Some(Self::Wcet),
             "period" | "T" | "t" => Some(Self::Period),
             "deadline" | "D" | "d" => Some(Self::Deadline),
+            "jitter" | "J" | "j" => Some(Self::Jitter),
+            "blocking" | "B" | "b" => Some(Self::Blocking),
+            "offset" | "O" | "o" => Some(Self::Offset),
             "priority" => Some(Self::Priority),
             _ => None,
         }
@@ -79,8 +85,17 @@ pub(super) fn task(line: u64, fields: &[Field]) -> Result<Task, InputError> {
         .map(parsed)
         .transpose()?
         .unwrap_or(period);
-    let task = Task::new(name.value.trim(), wcet, period, deadline)
-        .map_err(|source| InputError::Task { line, source })?;
+    let no_task = |source| InputError::Task { line, source };
+    let mut task = Task::new(name.value.trim(), wcet, period, deadline).map_err(no_task)?;
+    if let Some(field) = find(Kind::Jitter) {
+        task = task.released_within(parsed(field)?).map_err(no_task)?;
+    }
+    if let Some(field) = find(Kind::Blocking) {
+        task = task.blocked_for(parsed(field)?).map_err(no_task)?;
+    }
+    if let Some(field) = find(Kind::Offset) {
+        task = task.at_offset(parsed(field)?).map_err(no_task)?;
+    }
     match find(Kind::Priority) {
         Some(field) => Ok(task.at(priority(field)?)),
         None => Ok(task),

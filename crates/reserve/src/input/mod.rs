@@ -2,8 +2,8 @@
 //! remedy.
 //!
 //! A task has the fields `name`, `wcet` (or `C`), `period` (or `T`), `deadline` (or `D`; the period
-//! if left out) and `priority` (1 to 99, larger is more urgent; all tasks or none). Times are
-//! written `2ms`, `500us` or `1.5s`: always with a unit.
+//! if left out), `jitter` (`J`), `blocking` (`B`), `offset` (`O`) and `priority` (1 to 99, larger is
+//! more urgent; all tasks or none). Times are written `2ms`, `500us` or `1.5s`: always with a unit.
 
 mod csv;
 mod fields;
@@ -60,7 +60,7 @@ pub enum InputError {
     },
     /// A field that tasks do not have.
     #[error(
-        "line {line}: unknown field `{field}`: a task has name, wcet (C), period (T), deadline (D) and priority"
+        "line {line}: unknown field `{field}`: a task has name, wcet (C), period (T), deadline (D), jitter (J), blocking (B), offset (O) and priority"
     )]
     UnknownField {
         /// The line.
@@ -133,6 +133,9 @@ mod tests {
             ",",
             "wcet: 2ms",
             "period",
+            "jitter: 1ms",
+            "offset",
+            "B",
             ": ",
             "10ms",
             "T",

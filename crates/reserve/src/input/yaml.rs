@@ -80,6 +80,13 @@ pub fn to_yaml(set: &TaskSet) -> String {
         if task.deadline() != task.period() {
             text.push_str(&format!(", deadline: {}", task.deadline()));
         }
+        let more = [("jitter", task.jitter()), ("blocking", task.blocking())];
+        for (name, time) in more.into_iter().filter(|(_, time)| !time.is_zero()) {
+            text.push_str(&format!(", {name}: {time}"));
+        }
+        if let Some(offset) = task.offset() {
+            text.push_str(&format!(", offset: {offset}"));
+        }
         if let Some(priority) = task.priority() {
             text.push_str(&format!(", priority: {priority}"));
         }
@@ -124,6 +131,12 @@ mod tests {
         });
         let set = TaskSet::new(tasks.collect()).unwrap();
         assert_eq!(parse_yaml(&to_yaml(&set)), Ok(set));
+        let task = Task::implicit("a", us(1), us(20)).unwrap();
+        let task = task.released_within(us(3)).unwrap();
+        let task = task.blocked_for(us(4)).unwrap().at_offset(us(5)).unwrap();
+        let all = TaskSet::new(vec![task]).unwrap();
+        assert!(to_yaml(&all).contains("jitter: 3us, blocking: 4us, offset: 5us"));
+        assert_eq!(parse_yaml(&to_yaml(&all)), Ok(all));
         let plain = TaskSet::new(vec![Task::implicit("a", us(1), us(2)).unwrap()]).unwrap();
         assert_eq!(parse_yaml(&to_yaml(&plain)), Ok(plain));
     }
@@ -185,6 +198,16 @@ mod tests {
                 task("   wcet: 2ms\n   period: 10ms\n   budget: 3ms\n"),
                 5,
                 vec!["unknown field `budget`", "wcet (C)"],
+            ),
+            (
+                task("   wcet: 2ms\n   period: 10ms\n   jitter: 9ms\n"),
+                2,
+                vec!["jitter 9ms", "exceed its deadline 10ms"],
+            ),
+            (
+                task("   wcet: 2ms\n   period: 10ms\n   O: 10ms\n"),
+                2,
+                vec!["offset 10ms", "not below its period 10ms"],
             ),
             (
                 task("   wcet: 2ms\n   wcet: 3ms\n   period: 10ms\n"),

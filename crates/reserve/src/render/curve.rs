@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use crate::check::{Outcome, Verdict};
 use crate::global;
 use crate::model::Model;
-use crate::single;
+use crate::single::{self, Job};
 
 /// How many corners of one kind are worth drawing one by one; beyond, they are finer than the
 /// picture.
@@ -42,45 +42,42 @@ pub(super) fn curves(verdict: &Verdict, task: usize) -> Curves {
 fn single_core(model: &Model, verdict: &Verdict, task: usize) -> Curves {
     let demand = model.demands[task];
     let failing = verdict.failure().filter(|failure| failure.task == task);
-    let mut shown = None;
-    match failing {
-        Some(failure) => {
-            let release = failure.instant.wide() - demand.deadline;
-            shown = Some((release / demand.period, release, None));
-            single::busy_window(model, task, |job| {
-                let found = job.release == release;
-                if found {
-                    shown = Some((job.number, release, job.done));
-                }
-                if found {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                }
-            });
+    let mut shown: Option<Job> = None;
+    single::busy_window(model, task, |job| {
+        let found = failing
+            .is_some_and(|failure| job.due(demand.deadline) == failure.instant.wide())
+            && job.misses(demand.deadline);
+        if found || shown.is_none_or(|shown| job.response() > shown.response()) {
+            shown = Some(job);
         }
-        None => single::busy_window(model, task, |job| {
-            let worse = shown.is_none_or(|(_, release, done)| {
-                job.response() > done.map(|done: u128| done - release)
-            });
-            if worse {
-                shown = Some((job.number, job.release, job.done));
-            }
-            ControlFlow::Continue(())
-        }),
-    }
-    let (number, release, done) = shown.unwrap_or((0, 0, None));
-    let due = release + demand.deadline;
+        match found {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    // Without a job to be seen: alone, from the window's beginning.
+    let job = shown.unwrap_or(Job {
+        start: 0,
+        number: 0,
+        arrival: 0,
+        jitter: demand.jitter,
+        done: None,
+    });
+    let due = job.due(demand.deadline);
     let rivals = model.rivals(task);
-    let mut instants = Instants::new(end(due, done));
+    let mut instants = Instants::new(end(due, job.done));
     for &index in rivals.iter().chain([&task]) {
-        instants.after_each(model.demands[index].period);
+        let rival = &model.demands[index];
+        let first =
+            (rival.phase(job.start) + rival.period - rival.jitter % rival.period) % rival.period;
+        instants.after_each(first, rival.period);
     }
     let at = |window: u128| {
-        let own = window.div_ceil(demand.period).min(number + 1);
-        single::demand(model, task, &rivals, own, window)
+        let released = demand.released_within(job.start, window) / demand.wcet;
+        let own = released.min(job.number + 1);
+        single::demand(model, task, &rivals, job.start, own, window)
     };
-    instants.curves(model, due, done, at)
+    instants.curves(model, due, job.done, at)
 }
 
 fn several_cores(model: &Model, verdict: &Verdict, task: usize) -> Curves {
@@ -123,11 +120,11 @@ impl Instants {
         Self { end, at }
     }
 
-    /// Demand jumps just after every multiple of a period.
-    fn after_each(&mut self, period: u128) {
+    /// Demand jumps just after `first` and every period from there on.
+    fn after_each(&mut self, first: u128, period: u128) {
         if self.end / period <= MOST_CORNERS {
-            let jumps =
-                (0..=self.end / period).flat_map(|number| [number * period, number * period + 1]);
+            let jumps = (0..=self.end / period).map(|number| first + number * period);
+            let jumps = jumps.flat_map(|jump| [jump, jump + 1]);
             self.at.extend(jumps.filter(|&at| at <= self.end));
         }
     }

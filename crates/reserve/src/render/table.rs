@@ -59,9 +59,16 @@ impl Table {
 
 /// Task by task how its worst response compares with its deadline, and the verdict in a sentence.
 pub fn verdict_table(verdict: &Verdict) -> String {
-    let mut table = Table::new(&[
-        "task", "prio", "C", "T", "D", "response", "slack", "verdict",
-    ]);
+    let tasks = verdict.tasks();
+    // Only what some task has.
+    let jitter = tasks.iter().any(|task| !task.jitter.is_zero());
+    let blocking = tasks.iter().any(|task| !task.blocking.is_zero());
+    let offset = tasks.iter().any(|task| task.offset.is_some());
+    let more = [(jitter, "J"), (blocking, "B"), (offset, "O")];
+    let more: Vec<&str> = more.iter().filter(|(has, _)| *has).map(|of| of.1).collect();
+    let header = ["task", "prio", "C", "T", "D"].into_iter().chain(more);
+    let header: Vec<&str> = header.chain(["response", "slack", "verdict"]).collect();
+    let mut table = Table::new(&header);
     for task in verdict.tasks() {
         let response = task.outcome.response();
         let slack = response
@@ -72,20 +79,31 @@ pub fn verdict_table(verdict: &Verdict) -> String {
             Outcome::Misses { .. } => "MAY MISS",
             Outcome::NotAnalysed => "open",
         };
-        table.row([
+        let dash = || "-".to_owned();
+        let mut row = vec![
             task.name.clone(),
             task.priority.to_string(),
             task.wcet.to_string(),
             task.period.to_string(),
             task.deadline.to_string(),
-            response.map_or_else(|| "-".to_owned(), |response| response.to_string()),
-            slack.unwrap_or_else(|| "-".to_owned()),
+        ];
+        row.extend(jitter.then(|| task.jitter.to_string()));
+        row.extend(blocking.then(|| task.blocking.to_string()));
+        row.extend(offset.then(|| task.offset.map_or_else(dash, |offset| offset.to_string())));
+        row.extend([
+            response.map_or_else(dash, |response| response.to_string()),
+            slack.unwrap_or_else(dash),
             judged.to_owned(),
         ]);
+        table.row(row);
     }
     let reservation = verdict.reservation();
+    let unused = match offset && reservation.cores() > 1 {
+        true => "offsets are of no use on several cores: the bounds hold for tasks without\n",
+        false => "",
+    };
     format!(
-        "{reservation} ({} of each, {} in all)\n\n{}\n{}\n",
+        "{reservation} ({} of each, {} in all)\n\n{}\n{}\n{unused}",
         reservation.core_bandwidth(),
         reservation.total_bandwidth(),
         table.render(),
@@ -173,6 +191,7 @@ pub fn estimate_table(estimate: &Estimate) -> String {
     line("shortest distance", estimate.min_interarrival.to_string());
     line("C to plan with", estimate.task.wcet().to_string());
     line("T to plan with", estimate.task.period().to_string());
+    line("J to plan with", estimate.task.jitter().to_string());
     let mut text = table.render();
     for note in &estimate.notes {
         let _ = write!(text, "\nnote: {note}\n");
@@ -220,6 +239,34 @@ planner     1  9ms  75ms  75ms      75ms     0ns    meets
 every task meets its deadline; the tightest, `planner` (priority 1), is done within 75ms of its 75ms
 ";
         assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn a_verdict_shows_what_some_task_has() {
+        let us = Nanos::from_micros;
+        let [camera, planner] = example().tasks().to_vec().try_into().unwrap();
+        let late = planner.released_within(us(500)).unwrap();
+        let clocked = camera
+            .at_offset(ms(5))
+            .unwrap()
+            .blocked_for(us(200))
+            .unwrap();
+        let set = TaskSet::new(vec![clocked, late]).unwrap();
+        let reservation = Reservation::new(ms(4), ms(10), 1).unwrap();
+        let shown = verdict_table(&check(&set, &reservation, &Overheads::default()));
+        let expected = "\
+task     prio    C     T     D      J      B    O  response   slack  verdict
+----------------------------------------------------------------------------
+camera      2  7ms  50ms  50ms    0ns  200us  5ms    25.2ms  24.8ms    meets
+planner     1  9ms  75ms  75ms  500us    0ns    -    46.5ms  28.5ms    meets
+";
+        assert!(shown.contains(expected), "{shown}");
+        assert!(!shown.contains("offsets are of no use"), "{shown}");
+        let offsets = example().tasks().to_vec().into_iter();
+        let set = TaskSet::new(offsets.map(|task| task.at_offset(ms(1)).unwrap()).collect());
+        let two = Reservation::new(ms(6), ms(10), 2).unwrap();
+        let shown = verdict_table(&check(&set.unwrap(), &two, &Overheads::default()));
+        assert!(shown.contains("offsets are of no use"), "{shown}");
     }
 
     #[test]

@@ -15,28 +15,46 @@ pub trait Supply {
     fn running(&mut self, now: u64, pending: usize) -> usize;
 }
 
-/// A task in slots: C, T, D and its priority.
+/// A task in slots: C, T, D, its priority, J and O, and how many slots of each of its jobs, the first
+/// ones, no other task interrupts.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotTask {
     pub wcet: u64,
     pub period: u64,
     pub deadline: u64,
     pub priority: u8,
+    pub jitter: u64,
+    pub offset: Option<u64>,
+    pub section: u64,
+}
+
+impl SlotTask {
+    /// The longest section of a less urgent one of `tasks`.
+    fn blocking(&self, tasks: &[SlotTask]) -> u64 {
+        let less_urgent = tasks.iter().filter(|other| other.priority < self.priority);
+        less_urgent.map(|other| other.section).max().unwrap_or(0)
+    }
 }
 
 /// The same tasks as the analysis takes them.
 pub fn task_set(tasks: &[SlotTask]) -> TaskSet {
     let of = |slots: u64| Nanos::new(slots * SLOT);
+    let all = tasks;
     let tasks = tasks.iter().enumerate().map(|(number, task)| {
         let priority = takt_reserve::Priority::new(task.priority).expect("a priority from 1 to 99");
-        Task::new(
+        let made = Task::new(
             format!("t{number}"),
             of(task.wcet),
             of(task.period),
             of(task.deadline),
-        )
-        .expect("a task")
-        .at(priority)
+        );
+        let made = made.and_then(|made| made.released_within(of(task.jitter)));
+        let made = made.and_then(|made| made.blocked_for(of(task.blocking(all))));
+        let made = made.and_then(|made| match task.offset {
+            Some(offset) => made.at_offset(of(offset)),
+            None => Ok(made),
+        });
+        made.expect("a task").at(priority)
     });
     TaskSet::new(tasks.collect()).expect("a task set")
 }
@@ -47,18 +65,25 @@ pub fn reservation(runtime: u64, period: u64, cores: u32) -> Reservation {
         .expect("a reservation")
 }
 
+/// A job that comes: released so long after it arrived.
+#[derive(Clone, Copy, Debug)]
+pub struct Release {
+    pub at: u64,
+    pub late: u64,
+}
+
 struct Job {
     task: usize,
-    arrival: u64,
+    release: Release,
     left: u64,
 }
 
-/// Runs `tasks`, whose jobs come at `arrivals`, until slot `end`, and returns each task's worst
-/// response. A job that is not done by then counts with the time it has been there. Of equally
-/// urgent jobs the later one goes first if `unfair`.
+/// Runs `tasks`, whose jobs come at `releases`, until slot `end`, and returns each task's worst
+/// response, counted from the arrival. A job that is not done by then counts with the time it has been
+/// there. Of equally urgent jobs the later one goes first if `unfair`.
 pub fn run(
     tasks: &[SlotTask],
-    arrivals: &[Vec<u64>],
+    releases: &[Vec<Release>],
     supply: &mut dyn Supply,
     end: u64,
     unfair: bool,
@@ -66,40 +91,39 @@ pub fn run(
     let mut jobs: Vec<Job> = Vec::new();
     let mut worst = vec![0; tasks.len()];
     for now in 0..end {
-        for (task, arrivals) in arrivals.iter().enumerate() {
-            jobs.extend(
-                arrivals
-                    .iter()
-                    .filter(|&&at| at == now)
-                    .map(|&arrival| Job {
-                        task,
-                        arrival,
-                        left: tasks[task].wcet,
-                    }),
-            );
+        for (task, releases) in releases.iter().enumerate() {
+            let now = releases.iter().filter(|release| release.at == now);
+            jobs.extend(now.map(|&release| Job {
+                task,
+                release,
+                left: tasks[task].wcet,
+            }));
         }
         // Only the oldest job of each task is ready: a thread does one after the other.
         let mut ready: Vec<usize> = (0..jobs.len())
             .filter(|&one| {
-                jobs.iter()
-                    .all(|other| other.task != jobs[one].task || other.arrival >= jobs[one].arrival)
+                let older = jobs.iter().take(one);
+                older.filter(|other| other.task == jobs[one].task).count() == 0
             })
             .collect();
         ready.sort_by_key(|&one| {
             let job = &jobs[one];
             let age = if unfair {
-                u64::MAX - job.arrival
+                u64::MAX - job.release.at
             } else {
-                job.arrival
+                job.release.at
             };
-            (u8::MAX - tasks[job.task].priority, age)
+            let task = &tasks[job.task];
+            let done = task.wcet - job.left;
+            let uninterrupted = done > 0 && done < task.section;
+            (!uninterrupted, u8::MAX - task.priority, age)
         });
         let running = supply.running(now, ready.len());
         for &one in ready.iter().take(running) {
             jobs[one].left -= 1;
         }
         jobs.retain(|job| {
-            let age = now + 1 - job.arrival;
+            let age = now + 1 - job.release.at + job.release.late;
             if job.left == 0 || now + 1 == end {
                 worst[job.task] = worst[job.task].max(age);
             }
@@ -109,17 +133,48 @@ pub fn run(
     worst
 }
 
-/// Arrivals until `end`: the first at `offset`, the others a period and whatever `delays` adds
-/// apart.
-pub fn arrivals(task: &SlotTask, offset: u64, delays: &[u64], end: u64) -> Vec<u64> {
-    let mut arrivals = Vec::new();
-    let mut at = offset;
+/// Releases until `end`: the first arrival is at `offset`, the others a period and whatever `delays`
+/// adds apart, and each is released as late after it as `late` says, never before the one before it.
+pub fn releases(
+    task: &SlotTask,
+    offset: u64,
+    delays: &[u64],
+    late: &[u64],
+    end: u64,
+) -> Vec<Release> {
+    let mut releases: Vec<Release> = Vec::new();
+    let mut arrival = offset;
     let mut delays = delays.iter().cycle();
-    while at < end {
-        arrivals.push(at);
-        at += task.period + delays.next().copied().unwrap_or(0);
+    let mut late = late.iter().cycle();
+    while arrival < end {
+        let late = late.next().copied().unwrap_or(0).min(task.jitter);
+        let last = releases.last().map_or(0, |last| last.at);
+        let at = last.max(arrival + late);
+        releases.push(Release {
+            at,
+            late: at - arrival,
+        });
+        arrival += task.period + delays.next().copied().unwrap_or(0);
     }
-    arrivals
+    releases
+}
+
+/// Releases until `end` in the worst window that opens at slot 0: the first job is released then, J
+/// after it arrived (or as much less as its offset wants, at `start` of the common clock), all others
+/// when they arrive.
+pub fn worst_releases(task: &SlotTask, start: u64, end: u64) -> Vec<Release> {
+    let (period, jitter) = (task.period, task.jitter);
+    let first = match task.offset {
+        Some(offset) => (offset + jitter + period - start % period) % period,
+        None => 0,
+    };
+    let arrivals = (0..).map(|job| first + job * period);
+    let jobs = arrivals.take_while(|&arrival| arrival < end + jitter);
+    jobs.map(|arrival| Release {
+        at: arrival.saturating_sub(jitter),
+        late: jitter.saturating_sub(arrival),
+    })
+    .collect()
 }
 
 /// Where a server's budget lies within a period of its own.

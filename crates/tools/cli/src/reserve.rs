@@ -22,9 +22,15 @@ A reservation is CPU time Q in every period P on each of m cores. Tasks are read
     - {name: control, wcet: 2ms, period: 10ms, deadline: 8ms, priority: 90}
     - {name: camera, wcet: 7ms, period: 50ms, priority: 50}
 or, with the same fields, name,wcet,period,deadline,priority. `wcet` (C) is the longest CPU time of
-a job, `period` (T) the shortest time between two, `deadline` (D) the period if left out, `priority`
-1 to 99 (larger is more urgent; without any, the shorter deadline is the more urgent one). Units are
-ns, us, ms and s. What the answers rest on: docs/concepts/reservation-analysis.md.
+a job, `period` (T) the shortest time between the arrivals of two, `deadline` (D), counted from the
+arrival, the period if left out, `priority` 1 to 99 (larger is more urgent; without any, the shorter
+deadline is the more urgent one). Where there is more to say:
+  jitter (J)    up to how long after its arrival a job is released: a late timer, a message
+  blocking (B)  the longest section of a less urgent task that this one may have to wait for; one
+                core, and not with --per-task
+  offset (O)    its jobs arrive exactly at O, O+T, O+2T on a clock shared by all tasks with an
+                offset; of use on one core
+Units are ns, us, ms and s. What the answers rest on: docs/concepts/reservation-analysis.md.
 
 Examples:
   takt reserve measure --seconds 20 --output tasks.yaml -- ./controller

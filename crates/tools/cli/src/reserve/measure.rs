@@ -253,6 +253,7 @@ fn tell(measured: &Measured) -> String {
         ("SHORTEST", Align::Right),
         ("C", Align::Right),
         ("T", Align::Right),
+        ("J", Align::Right),
     ];
     let rows = measured.threads.iter().map(|found| {
         let Estimate { task, .. } = &found.estimate;
@@ -271,6 +272,7 @@ fn tell(measured: &Measured) -> String {
             short(found.estimate.min_interarrival),
             short(task.wcet()),
             short(task.period()),
+            short(task.jitter()),
         ]
     });
     let mut text = table(&columns, rows.collect());
