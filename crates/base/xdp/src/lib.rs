@@ -4,6 +4,7 @@
 
 mod device;
 mod error;
+mod features;
 mod link;
 
 pub use device::{
@@ -11,4 +12,5 @@ pub use device::{
     stamp_received,
 };
 pub use error::{errno, told};
+pub use features::Features;
 pub use link::{AttachMode, attach};

@@ -13,6 +13,7 @@ use takt_balance::table::{self, Table, Target};
 use takt_datapath::stack::{Destination, DeviceKind, NextHop, NextHops, StackError};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
+use takt_xdp::Features;
 
 use crate::beat::{Beat, Key};
 use crate::error::{Error, TO_LOAD};
@@ -101,6 +102,17 @@ pub enum Event {
     Unreachable(u16),
     /// There is one.
     Reachable(u16),
+    /// The device on the way to a neighbour takes no frames of XDP programs: the kernel would drop them. Its bundles leave it.
+    NotTaken(u16),
+}
+
+/// Why nothing is sent to a neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum No {
+    /// The kernel's tables show no way.
+    Way,
+    /// The device on the way takes no frames of XDP programs.
+    Device,
 }
 
 /// A neighbour at present.
@@ -108,7 +120,7 @@ pub enum Event {
 struct Watched {
     neighbour: Neighbour,
     way: Destination,
-    reach: Option<Reach>,
+    reach: Result<Reach, No>,
     dead: bool,
     sequence: u64,
     /// Beats that came.
@@ -136,6 +148,8 @@ pub struct Balancer {
     cores: Vec<Core>,
     neighbours: Vec<Watched>,
     next_hops: NextHops,
+    /// What drivers can do; `None` where the kernel does not tell.
+    features: Option<Features>,
     generation: Option<u64>,
     socket: Option<UdpSocket>,
     beats_refused: u64,
@@ -291,7 +305,7 @@ impl Balancer {
             neighbours.push(Watched {
                 neighbour: *neighbour,
                 way,
-                reach: None,
+                reach: Err(No::Way),
                 dead: config.silence.is_some(),
                 sequence: 0,
                 beats: 0,
@@ -305,6 +319,8 @@ impl Balancer {
             })
             .transpose()
             .map_err(Error::system("listen for beats", TO_LOAD))?;
+        let features =
+            Features::open().map_err(Error::system("ask what drivers can do", TO_LOAD))?;
         let cores = vec![
             Core {
                 since_ns: now,
@@ -319,6 +335,7 @@ impl Balancer {
             cores,
             neighbours,
             next_hops,
+            features,
             generation: None,
             socket,
             beats_refused: 0,
@@ -365,6 +382,8 @@ impl Balancer {
             if !takt_xdp::is_there(self.ifindex) {
                 return Err(Error::Gone(self.config.interface.clone()));
             }
+            // Nobody tells of what drivers can do: asked again.
+            self.generation = None;
         }
         let mut events = std::mem::take(&mut self.untold);
         self.attend();
@@ -379,7 +398,7 @@ impl Balancer {
                     false => Event::Alive(number),
                 });
             }
-            deaths.push(dead || watched.reach.is_none());
+            deaths.push(dead || watched.reach.is_err());
         }
         self.advise(now);
         // After the wishes: a bundle of a dead neighbour finds where else to go.
@@ -388,7 +407,7 @@ impl Balancer {
             let target = &self.program.maps.targets[first + at];
             let reach = self.neighbours[at].reach;
             // What cannot be reached any more keeps its last way, and gets nothing.
-            if let Some(reach) = reach {
+            if let Ok(reach) = reach {
                 target.set(Some(reach), dead);
             } else if target.gets_packets() {
                 target.mark(true);
@@ -466,10 +485,7 @@ impl Balancer {
 
     fn look_at_ways(&mut self, events: &mut Vec<Event>) {
         let generation = self.next_hops.generation();
-        let unreached = self
-            .neighbours
-            .iter()
-            .any(|watched| watched.reach.is_none());
+        let unreached = self.neighbours.iter().any(|watched| watched.reach.is_err());
         if self.generation == Some(generation) && !unreached {
             return;
         }
@@ -478,16 +494,25 @@ impl Balancer {
         for (number, watched) in (0..).zip(&mut self.neighbours) {
             let hop = watched.way.next_hop();
             let reach = hop.and_then(|hop| reach(&hop, &watched.neighbour));
-            if let Some(Reach::Redirect { to, .. }) = reach {
+            let reach = reach.ok_or(No::Way).and_then(|reach| {
+                let by = self.features.as_ref().zip(reach.ifindex());
+                // Of a device that went meanwhile the tables tell.
+                match by.and_then(|(features, by)| features.takes_redirected(by).ok()) {
+                    Some(false) => Err(No::Device),
+                    _ => Ok(reach),
+                }
+            });
+            if let Ok(Reach::Redirect { to, .. }) = reach {
                 known.insert(to);
             }
-            if reach.is_some() != watched.reach.is_some() {
+            if reach.err() != watched.reach.err() {
                 events.push(match reach {
-                    Some(_) => Event::Reachable(number),
-                    None => Event::Unreachable(number),
+                    Ok(_) => Event::Reachable(number),
+                    Err(No::Way) => Event::Unreachable(number),
+                    Err(No::Device) => Event::NotTaken(number),
                 });
                 // There is such a neighbour.
-                let _ = self.node.set_neighbour_usable(number, reach.is_some());
+                let _ = self.node.set_neighbour_usable(number, reach.is_ok());
             }
             watched.reach = reach;
         }
@@ -535,7 +560,7 @@ impl Balancer {
             Target::Core(_) => self.node.check(target).is_err(),
             Target::Neighbour(number) => {
                 let watched = self.neighbours.get(usize::from(number));
-                watched.is_none_or(|watched| watched.reach.is_none() || watched.dead)
+                watched.is_none_or(|watched| watched.reach.is_err() || watched.dead)
             }
         };
         // What somebody asked for stays until they take it back, or it cannot be.

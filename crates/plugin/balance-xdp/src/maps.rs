@@ -101,6 +101,16 @@ pub(crate) enum Reach {
     },
 }
 
+impl Reach {
+    /// The device by which a frame leaves, if it does.
+    pub(crate) fn ifindex(&self) -> Option<u32> {
+        match *self {
+            Self::Core(_) => None,
+            Self::Redirect { ifindex, .. } | Self::Vxlan { ifindex, .. } => Some(ifindex),
+        }
+    }
+}
+
 #[cfg(test)]
 impl Done {
     /// What `takt_arrive` of the program does, which the kernel runs in queues alone.

@@ -519,6 +519,43 @@ fn flows_leave_a_neighbour_that_is_killed_and_go_back_to_none_that_is_dead() {
     assert!(end["beats"][0].as_u64() > Some(0), "{end}");
 }
 
+#[test]
+fn what_its_device_would_drop_goes_to_no_neighbour() {
+    let site = Site::new();
+    let neighbour = site.neighbour().address().to_string();
+    let switch = format!("{}-switch", site.lab.name());
+    // The kernel hands redirected frames to the other end of a veth only with NAPI there.
+    let gro = |how: &str| ethtool(&switch, site.balancer().name(), &["gro", how]);
+    let running = site.balance(&["--neighbour", &neighbour, "--no-beats"]);
+    let traffic = Traffic::start(&site);
+    traffic.until_all_reach(1);
+    let look = site.look_at_pair();
+    let to_neighbour = || {
+        for bundle in 0..64 {
+            look.assign(bundle, Some(Target::Neighbour(0)))?;
+        }
+        Ok::<_, takt_balance_xdp::Error>(())
+    };
+    to_neighbour().expect("there");
+    traffic.until_all_reach(2);
+    gro("off");
+    assert_eq!(running.line("not-taken")["neighbour"], 0);
+    traffic.until_all_reach(1);
+    let refused = to_neighbour().expect_err("refused").to_string();
+    assert!(refused.contains("neighbour 0 is dead"), "{refused}");
+    gro("on");
+    assert_eq!(running.line("reachable")["neighbour"], 0);
+    until_true("it is taken again", || to_neighbour().is_ok());
+    traffic.until_all_reach(2);
+    traffic.end();
+    running.end();
+    // And from the beginning.
+    gro("off");
+    let running = site.balance(&["--neighbour", &neighbour, "--no-beats"]);
+    assert_eq!(running.line("not-taken")["neighbour"], 0);
+    running.end();
+}
+
 /// A neighbour by VXLAN, and what `takt balance` calls it.
 fn tunnel(to: &Host) -> String {
     let mac = "02:00:00:00:42:03";

@@ -149,6 +149,9 @@ enum Line<'a> {
     Reachable {
         neighbour: u16,
     },
+    NotTaken {
+        neighbour: u16,
+    },
     /// A rule has a flow leave.
     Leaves {
         at_ns: i64,
@@ -436,11 +439,16 @@ impl Run {
                 "cannot be reached: see `ip route get` and `ip neigh`",
             ),
             Event::Reachable(neighbour) => (Line::Reachable { neighbour }, "can be reached"),
+            Event::NotTaken(neighbour) => (
+                Line::NotTaken { neighbour },
+                "gets nothing: the device on the way takes no frames of XDP programs; of a veth, switch on `gro` at its other end (`ethtool -K`)",
+            ),
         };
         let (Event::Dead(number)
         | Event::Alive(number)
         | Event::Unreachable(number)
-        | Event::Reachable(number)) = event;
+        | Event::Reachable(number)
+        | Event::NotTaken(number)) = event;
         let address = self.neighbour.get(usize::from(number));
         let address = address.map(|neighbour| neighbour.address.to_string());
         match self.form.json {
