@@ -148,6 +148,15 @@ tolerance_us = 1000000
 address = "127.0.0.1:9465"
 TOML
 
+# For what leaves by the cable.
+if [ $node = node-2 ]; then
+	cat >>taktd.toml <<TOML
+[[network]]
+name = "line"
+carrier = "native"
+interface = "eth0"
+TOML
+fi
 if [ -n "${TAKT_RATE:-}" ] && [ $node = node-2 ]; then
 	cat >>taktd.toml <<TOML
 [[lane]]

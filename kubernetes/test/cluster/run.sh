@@ -44,5 +44,12 @@ export TAKT_MONITORING
 # Python programs in pods.
 TAKT_BINDINGS=$(cd "$here/../../../bindings/python" && pwd)
 export TAKT_BINDINGS
-TAKT_IMAGES="$bin/guest.tar $bin/musl.tar $bin/takt-node.tar" TAKT_CHART=$bin/chart.yaml \
+images="$bin/guest.tar $bin/musl.tar $bin/takt-node.tar"
+# With taktd, its image too, for what runs beside it in a pod.
+manifests=$(cd "$here/../../../deploy/manifests" && pwd)
+if [ -n "${TAKT_TAKTD:-}" ]; then
+	BUILT=$TAKT_BUILT "$here/../../../deploy/images/taktd.sh" "$bin/taktd.tar"
+	images="$images $bin/taktd.tar"
+fi
+TAKT_IMAGES=$images TAKT_MANIFESTS=$manifests TAKT_CHART=$bin/chart.yaml \
 	"$here/node.sh" "$bin/cluster.test" -test.v -test.timeout 30m "$@"

@@ -38,7 +38,7 @@ use takt::TrafficClass;
 
 pub use error::Error;
 pub use forward::Attachment;
-pub use uplink::{Uplink, UplinkOptions, uplink_endpoint, uplink_status};
+pub use uplink::{Uplink, UplinkOptions, UplinkStatus, uplink_endpoint, uplink_status};
 
 /// Which traffic class frames are of. The pod's `SO_PRIORITY` ends at the veth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -38,6 +38,8 @@ const AHEAD: &str = "takt_ahead";
 const REALTIMES: &str = "takt_realtimes";
 pub(crate) const OTHERS: &str = "takt_others";
 const ALIVE: &str = "takt_alive";
+/// After so long without a sign packets are the kernel's (`HANGS` of the program), nanoseconds.
+const HANGS: u64 = 5_000_000_000;
 const OUT: &str = "takt_out";
 const ELSEWHERE: &str = "takt_elsewhere";
 const TCP: &str = "takt_tcp";
@@ -273,10 +275,8 @@ impl OtherMaps {
 
     /// What is taken gets on, now. Without that for some seconds the programs leave it to the kernel.
     pub(crate) fn lives(&mut self) {
-        let now = clock_gettime(ClockId::Monotonic);
-        let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
         // There is room for it, and without it everything is the kernel's.
-        let _ = self.alive.set(0, now, 0);
+        let _ = self.alive.set(0, now(), 0);
     }
 }
 
@@ -704,6 +704,18 @@ fn sums(array: &PerCpuArray<MapData, u64>) -> Result<Vec<u64>, Error> {
                 .sum())
         })
         .collect()
+}
+
+/// By the clock of the programs (bpf_ktime_get_ns).
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Whether a program takes packets, as it decides itself.
+pub(crate) fn is_alive(program: &ProgramInfo) -> Result<bool, Error> {
+    let sign = values(program, ALIVE)?.first().copied().unwrap_or(0);
+    Ok(now().saturating_sub(sign) < HANGS)
 }
 
 pub(crate) fn values(program: &ProgramInfo, name: &str) -> Result<Vec<u64>, Error> {

@@ -302,11 +302,20 @@ fn set_own(
     Ok(())
 }
 
+/// What `takt_uplink` says of an interface where it is attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UplinkStatus {
+    /// Whether packets are taken: whoever attached it has shown within five seconds that the runtime and it get on.
+    pub taking: bool,
+    /// Names and numbers of packets.
+    pub counters: Vec<(&'static str, u64)>,
+}
+
 /// What is at a link: what became of packets by its name; `None`: nobody takes what leaves there. For that nothing has to run.
 ///
 /// # Errors
 /// [`Error::NoLink`], [`Error::Privilege`].
-pub fn uplink_status(device: &str) -> Result<Option<Vec<(&'static str, u64)>>, Error> {
+pub fn uplink_status(device: &str) -> Result<Option<UplinkStatus>, Error> {
     let device = Device::any(device)?;
     let there = device.programs_at(TcAttachType::Egress)?;
     let Some(program) = there
@@ -328,9 +337,10 @@ pub fn uplink_status(device: &str) -> Result<Option<Vec<(&'static str, u64)>>, E
         "untimed" => "passed-by-kind",
         name => name.strip_prefix("other-").unwrap_or(name),
     };
-    Ok(Some(
-        named.map(|(told, count)| (name(told), count)).collect(),
-    ))
+    Ok(Some(UplinkStatus {
+        taking: programs::is_alive(program)?,
+        counters: named.map(|(told, count)| (name(told), count)).collect(),
+    }))
 }
 
 #[cfg(test)]

@@ -31,7 +31,8 @@ it would leave, and the runtime sends it in class 0, in order, as soon as the ga
 
 The kernel's stay ARP, neighbour discovery, what is not IP, tagged frames, and frames from other MAC addresses than the
 interface's (macvlan, ports of its bridge). WHERE CLASS 0 HAS NO WINDOW, NOTHING ELSE LEAVES THIS HOST. While the command or the
-daemon is away, all is the kernel's again, beside the schedule. It costs throughput: single packets, one thread.
+daemon is away, all is the kernel's again, beside the schedule. It costs throughput: single packets, one thread. The exit code
+of `takt uplink status` is 0 while it is taken, and 6 while it is the kernel's.
 
 It needs Linux 6.6 or later, CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON, a daemon with CAP_NET_RAW or with AF_XDP on the interface, and a
 network on the interface in the daemon's configuration, in which the command makes a listener for itself:
@@ -90,8 +91,11 @@ struct Device {
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
-struct Told {
-    device: String,
+struct Told<'a> {
+    device: &'a str,
+    /// Somebody is there to take it.
+    attached: bool,
+    /// And does.
     taking: bool,
     counters: Vec<Counter>,
 }
@@ -232,23 +236,34 @@ fn take(device: &str, place: &Place, stop: impl AsFd) -> Result<(), Failure> {
 impl Status {
     fn run(self) -> Result<(), Failure> {
         let device = self.device.device;
-        let counters = uplink_status(&device)?;
-        let taking = counters.is_some();
-        let counters = Counter::all(counters.unwrap_or_default());
-        if self.form.json {
-            return print_json(&Told {
-                device,
+        let status = uplink_status(&device)?;
+        let attached = status.is_some();
+        let taking = status.as_ref().is_some_and(|status| status.taking);
+        let counters = Counter::all(status.map(|status| status.counters).unwrap_or_default());
+        let text = match (taking, attached) {
+            (true, _) => "is taken, for class 0",
+            (false, true) => {
+                "is the kernel's, beside any schedule: what takes it has given no sign of itself for 5 s"
+            }
+            (false, false) => "is the kernel's, beside any schedule",
+        };
+        match self.form.json {
+            true => print_json(&Told {
+                device: &device,
+                attached,
                 taking,
                 counters,
-            });
+            })?,
+            false => print(&format!(
+                "{device}: what leaves without Takt {text}\n{}",
+                Counter::table(&counters)
+            ))?,
         }
-        let text = match taking {
-            true => "is taken, for class 0",
-            false => "is the kernel's, beside any schedule",
-        };
-        let counters = Counter::table(&counters);
-        print(&format!(
-            "{device}: what leaves without Takt {text}\n{counters}"
-        ))
+        match taking {
+            true => Ok(()),
+            false => Err(Failure::Insufficient(format!(
+                "nobody takes what leaves by {device}: `takt uplink attach --device {device} --network NAME` does"
+            ))),
+        }
     }
 }

@@ -415,14 +415,22 @@ impl Site {
         running
     }
 
-    /// What `takt uplink status` says: packets by what became of them; `None`: nobody takes.
+    /// What `takt uplink status` says: packets by what became of them; `None`: it is not attached.
     pub fn uplink_status(&self) -> Option<BTreeMap<String, u64>> {
+        self.uplink_told().1
+    }
+
+    /// Whether it takes what leaves, and its counters while it is attached.
+    pub fn uplink_told(&self) -> (bool, Option<BTreeMap<String, u64>>) {
         let status = self
             .uplink(&["status", "--device", "eth0", "--json"])
-            .output();
-        let value: serde_json::Value = serde_json::from_str(&ended_well(status)).expect("JSON");
+            .output()
+            .expect("takt");
+        let value: serde_json::Value = serde_json::from_slice(&status.stdout).expect("JSON");
         let taking = value["taking"].as_bool().expect("whether");
-        taking.then(|| counters(&value))
+        assert_eq!(status.status.code(), Some(if taking { 0 } else { 6 }));
+        let attached = value["attached"].as_bool().expect("whether");
+        (taking, attached.then(|| counters(&value)))
     }
 
     /// Waits until at least so many packets were counted of a kind at the link.

@@ -257,12 +257,16 @@ fn from_a_daemon_or_a_command_that_hangs_the_kernel_takes_over() {
             exchange(number).then_some(())
         });
         until("it is counted", || (by_kernel() > before).then_some(()));
+        if hanging == attached.process() {
+            until("it is told", || (!site.uplink_told().0).then_some(()));
+        }
         drop(stopped);
         let sent = site.uplink_status().expect("attached")["sent"];
         until("the runtime sends again", || {
             number += 1;
             exchange(number);
-            (site.uplink_status()?["sent"] > sent).then_some(())
+            let (taking, counters) = site.uplink_told();
+            (taking && counters?["sent"] > sent).then_some(())
         });
     }
     // Whoever ends it need not wait for the daemon.

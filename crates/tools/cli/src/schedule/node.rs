@@ -233,7 +233,8 @@ impl Taken {
             Some(device) => (
                 device,
                 Self::UPLINK,
-                takt_ingress::uplink_status(device).is_ok_and(|status| status.is_some()),
+                takt_ingress::uplink_status(device)
+                    .is_ok_and(|status| status.is_some_and(|status| status.taking)),
             ),
             None => {
                 let device = veth()?;
