@@ -36,20 +36,46 @@ for target in "${to_build[@]}"; do
     "${cargo[@]}" fuzz build ${target:+"$target"} || { echo "${target:-one} does not build: nothing was run" >&2; exit 1; }
 done
 
-passed=0
-failed=()
-for target in "${targets[@]}"; do
-    echo "== $target: $seconds s"
-    mkdir -p "corpus/$target"
-    folders=("corpus/$target")
+# Where cargo-fuzz has put them, with the options that it would run them with.
+host=$(rustc "+$toolchain" -vV | sed -n 's/^host: //p')
+told=$(mktemp -d)
+trap 'rm -rf "$told"' EXIT
+
+# fuzz TARGET: what it says is in $told/TARGET when it ends, and that it failed in $told/TARGET.failed.
+fuzz() {
+    local target=$1 folders=("corpus/$1")
+    mkdir -p "corpus/$target" "artifacts/$target"
     if [[ -d seeds/$target ]]; then
         folders+=("seeds/$target")
     fi
-    if "${cargo[@]}" fuzz run "$target" "${folders[@]}" -- \
-        -seed="${FUZZ_SEED:-0}" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1; then
-        passed=$((passed + 1))
-    else
+    ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_odr_violation=0 "target/$host/release/$target" -artifact_prefix="artifacts/$target/" \
+        -seed="${FUZZ_SEED:-0}" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 "${folders[@]}" \
+        >"$told/$target" 2>&1 || touch "$told/$target.failed"
+}
+
+# A target keeps one core busy.
+running=0
+for target in "${targets[@]}"; do
+    if ((running >= $(nproc))); then
+        wait -n
+        running=$((running - 1))
+    fi
+    echo "== $target: $seconds s"
+    fuzz "$target" &
+    running=$((running + 1))
+done
+wait
+
+passed=0
+failed=()
+for target in "${targets[@]}"; do
+    echo "== $target"
+    if [[ -e $told/$target.failed ]]; then
         failed+=("$target")
+        cat "$told/$target"
+    else
+        passed=$((passed + 1))
+        grep -E '^(Done|stat::number_of_executed_units)' "$told/$target" || true
     fi
 done
 

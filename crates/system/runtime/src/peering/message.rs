@@ -356,6 +356,13 @@ pub fn decode(bytes: &[u8]) -> Result<(u64, Message), DecodeError> {
                 let mut outages = Vec::new();
                 for _ in 0..count {
                     let (technology, outage) = read_technology(r)?;
+                    // Each once: a lane has one port of it.
+                    if technologies
+                        .iter()
+                        .any(|known: &Endpoint| known.is_like(&technology))
+                    {
+                        return None;
+                    }
                     technologies.push(technology);
                     outages.extend(outage);
                 }
@@ -746,8 +753,18 @@ mod tests {
         );
     }
 
-    /// A hello that names these technologies, with these flags, and has two lanes with ports of as many of them.
+    /// A hello that names these technologies, with these flags, of which each takes a little more than the one before, and has two
+    /// lanes with ports of as many of them.
     fn hello_of(technologies: &[(&str, u8)], carried: usize) -> Result<Vec<Outage>, DecodeError> {
+        hello_apart(technologies, carried, 1)
+    }
+
+    /// The same, each taking so much more.
+    fn hello_apart(
+        technologies: &[(&str, u8)],
+        carried: usize,
+        more: u16,
+    ) -> Result<Vec<Outage>, DecodeError> {
         let mut bytes = encode(
             1,
             &Message::Hello {
@@ -763,9 +780,9 @@ mod tests {
         // Neither a technology nor a lane.
         assert_eq!(bytes.split_off(bytes.len() - 2), [0, 0]);
         bytes.put_u8(technologies.len() as u8);
-        for (name, flags) in technologies {
+        for (at, (name, flags)) in (0..).zip(technologies) {
             text(&mut bytes, name, MAX_DATAPATH);
-            bytes.put_u16_le(9000);
+            bytes.put_u16_le(9000 + at * more);
             bytes.put_u8(*flags);
         }
         // The first lane goes without the first of them.
@@ -809,6 +826,9 @@ mod tests {
             ("xdp", UDP | FAILED | RETURNS),
         ];
         assert_eq!(hello_of(&twice, 4), Ok(vec![outage("xdp", false)]));
+        // The very same one twice: which port of a lane is it?
+        let same = hello_apart(&twice, 4, 0);
+        assert!(matches!(same, Err(DecodeError::Malformed(_))), "{same:?}");
         for flags in [RETURNS, UDP | RETURNS, 16, 128, FAILED | 16] {
             let refused = hello_of(&[("udp", UDP), ("xdp", flags)], 2);
             assert!(
