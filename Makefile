@@ -64,6 +64,8 @@ endif
 
 # The same inputs each time, as a change is judged; `make unit` and `make fuzz` alone try others.
 test: export FUZZ_SEED ?= 1
+# Built sooner; for seconds of each it is no loss that they run slower.
+test: export FUZZ_OPT_LEVEL ?= 1
 test: export PROPTEST_RNG_SEED ?= 1
 test: lint unit docs docs-run loom fuzz kubernetes test-datapaths
 
