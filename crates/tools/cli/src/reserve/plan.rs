@@ -167,6 +167,12 @@ impl Plan {
                  plan --per-task for those, or keep a thread of the lowest priority running on each core"
             );
         }
+        if self.max_cores > 1 && set.has_blocking() {
+            eprintln!(
+                "takt: one core alone was tried, whatever --max-cores allows: for how long tasks keep each other waiting (`blocking`) is \
+                 bounded on one core only"
+            );
+        }
         node.map_or(Ok(()), |node| node.verdict())
     }
 
