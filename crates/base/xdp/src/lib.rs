@@ -4,7 +4,6 @@
 
 mod device;
 mod error;
-mod features;
 mod link;
 
 pub use device::{
@@ -12,5 +11,4 @@ pub use device::{
     stamp_received,
 };
 pub use error::{errno, told};
-pub use features::Features;
 pub use link::{AttachMode, attach};

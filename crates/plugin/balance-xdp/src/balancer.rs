@@ -10,10 +10,11 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use takt_balance::resource::{MAX_CORES, MAX_NEIGHBOURS, Marks, Report, Resources};
 use takt_balance::table::{self, Table, Target};
-use takt_datapath::stack::{Destination, DeviceKind, NextHop, NextHops, StackError};
+use takt_datapath::stack::{
+    Destination, DeviceKind, NextHop, NextHops, StackError, takes_redirected,
+};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
-use takt_xdp::Features;
 
 use crate::beat::{Beat, Key};
 use crate::error::{Error, TO_LOAD};
@@ -148,8 +149,6 @@ pub struct Balancer {
     cores: Vec<Core>,
     neighbours: Vec<Watched>,
     next_hops: NextHops,
-    /// What drivers can do; `None` where the kernel does not tell.
-    features: Option<Features>,
     generation: Option<u64>,
     socket: Option<UdpSocket>,
     beats_refused: u64,
@@ -319,8 +318,6 @@ impl Balancer {
             })
             .transpose()
             .map_err(Error::system("listen for beats", TO_LOAD))?;
-        let features =
-            Features::open().map_err(Error::system("ask what drivers can do", TO_LOAD))?;
         let cores = vec![
             Core {
                 since_ns: now,
@@ -335,7 +332,6 @@ impl Balancer {
             cores,
             neighbours,
             next_hops,
-            features,
             generation: None,
             socket,
             beats_refused: 0,
@@ -495,9 +491,9 @@ impl Balancer {
             let hop = watched.way.next_hop();
             let reach = hop.and_then(|hop| reach(&hop, &watched.neighbour));
             let reach = reach.ok_or(No::Way).and_then(|reach| {
-                let by = self.features.as_ref().zip(reach.ifindex());
-                // Of a device that went meanwhile the tables tell.
-                match by.and_then(|(features, by)| features.takes_redirected(by).ok()) {
+                // Of a device that went meanwhile, or that the kernel tells nothing of, the tables tell.
+                let asked = reach.ifindex().map(takes_redirected);
+                match asked.and_then(Result::ok).flatten() {
                     Some(false) => Err(No::Device),
                     _ => Ok(reach),
                 }

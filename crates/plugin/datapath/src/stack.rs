@@ -26,7 +26,7 @@ mod watch;
 pub use messages::read_anything;
 
 pub use launch::{Etf, LaunchQueues, egress_interface, launch_queues, offloading_queues};
-pub use netdev::xsk_launch_time;
+pub use netdev::{takes_redirected, xsk_launch_time};
 pub use watch::{Destination, Generations, Interface, NextHops};
 
 use std::net::IpAddr;
