@@ -41,7 +41,9 @@ done
 # Where cargo-fuzz has put them, with the options that it would run them with.
 host=$(rustc "+$toolchain" -vV | sed -n 's/^host: //p')
 told=$(mktemp -d)
-trap 'rm -rf "$told"' EXIT
+# What runs in the background does not hear of an interrupt by itself.
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$told"' EXIT
+trap 'exit 130' INT TERM
 
 # fuzz TARGET: what it says is in $told/TARGET when it ends, and that it failed in $told/TARGET.failed.
 fuzz() {

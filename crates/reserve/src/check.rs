@@ -248,10 +248,12 @@ pub fn check(set: &TaskSet, reservation: &Reservation, overheads: &Overheads) ->
         Failure {
             task: miss.task,
             name: set.tasks()[miss.task].name().to_owned(),
-            cause: match () {
-                () if blocked => Cause::Blocking,
-                () if miss.demand > supply => Cause::Supply,
-                () => Cause::Steps,
+            cause: if blocked {
+                Cause::Blocking
+            } else if miss.demand > supply {
+                Cause::Supply
+            } else {
+                Cause::Steps
             },
             instant: Nanos::from_wide(miss.instant),
             demand: Nanos::from_wide(miss.demand),

@@ -417,11 +417,6 @@ impl TaskSet {
         self.tasks.iter().any(|task| !task.blocking.is_zero())
     }
 
-    /// Whether a task has an offset, which is of use on one core only.
-    pub fn has_offsets(&self) -> bool {
-        self.tasks.iter().any(|task| task.offset.is_some())
-    }
-
     /// Whether no deadline exceeds its task's period.
     pub fn has_constrained_deadlines(&self) -> bool {
         self.tasks.iter().all(|task| task.deadline <= task.period)
@@ -439,37 +434,28 @@ impl TaskSet {
     }
 }
 
-/// When the pattern of tasks with these periods repeats (their least common multiple), if that is
-/// within `most` arrivals of them all.
-pub(crate) fn pattern(periods: impl Iterator<Item = u128> + Clone, most: u128) -> Option<u128> {
-    let common = |a: u128, b: u128| {
-        let (mut a, mut b) = (a, b);
-        while b > 0 {
-            (a, b) = (b, a % b);
-        }
-        a
-    };
-    let mut length: u128 = 1;
-    for period in periods.clone() {
-        // Within 64 bits each: no product overflows, and no sum of a thousand.
-        length = length / common(length, period) * period;
-        let arrivals: u128 = periods.clone().map(|period| length / period).sum();
-        if arrivals > most || length > u128::from(u64::MAX) {
-            return None;
-        }
+/// When what repeats after `a` and what repeats after `b` repeat together: their least common multiple.
+pub(crate) fn pattern(a: u128, b: u128) -> u128 {
+    let (mut divisor, mut rest) = (a, b);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
     }
-    Some(length)
+    a / divisor * b
 }
 
 fn repeats_soon(tasks: &[Task]) -> Result<(), TaskError> {
-    let periods = tasks.iter().filter(|task| task.offset.is_some());
-    match pattern(
-        periods.map(|task| task.period.wide()),
-        TaskSet::MAX_ARRIVALS,
-    ) {
-        Some(_) => Ok(()),
-        None => Err(TaskError::Pattern),
+    let on_clock = tasks.iter().filter(|task| task.offset.is_some());
+    let periods = on_clock.map(|task| task.period.wide());
+    let mut length: u128 = 1;
+    for period in periods.clone() {
+        // Within 64 bits each: no product overflows, and no sum of a thousand.
+        length = pattern(length, period);
+        let arrivals: u128 = periods.clone().map(|period| length / period).sum();
+        if arrivals > TaskSet::MAX_ARRIVALS || length > u128::from(u64::MAX) {
+            return Err(TaskError::Pattern);
+        }
     }
+    Ok(())
 }
 
 fn deadline_monotonic(tasks: &[Task]) -> Vec<Priority> {

@@ -481,8 +481,10 @@ impl Balancer {
 
     fn look_at_ways(&mut self, events: &mut Vec<Event>) {
         let generation = self.next_hops.generation();
-        let unreached = self.neighbours.iter().any(|watched| watched.reach.is_err());
-        if self.generation == Some(generation) && !unreached {
+        let mut neighbours = self.neighbours.iter();
+        let unreached = neighbours.any(|watched| watched.reach == Err(No::Way));
+        let anew = self.generation != Some(generation);
+        if !anew && !unreached {
             return;
         }
         self.generation = Some(generation);
@@ -491,9 +493,13 @@ impl Balancer {
             let hop = watched.way.next_hop();
             let reach = hop.and_then(|hop| reach(&hop, &watched.neighbour));
             let reach = reach.ok_or(No::Way).and_then(|reach| {
-                // Of a device that went meanwhile, or that the kernel tells nothing of, the tables tell.
-                let asked = reach.ifindex().map(takes_redirected);
-                match asked.and_then(Result::ok).flatten() {
+                // Asked no more often than anything changes. Of a device that went meanwhile, or that the kernel tells nothing of, the
+                // tables tell.
+                let taken = match watched.reach {
+                    Ok(_) | Err(No::Device) if !anew => Some(watched.reach.is_ok()),
+                    _ => reach.ifindex().and_then(|by| takes_redirected(by).ok()?),
+                };
+                match taken {
                     Some(false) => Err(No::Device),
                     _ => Ok(reach),
                 }
