@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
@@ -35,13 +36,15 @@ func TestTwoNodesSendAllElseInsideTheSchedule(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = of.Schedules.Delete(ctx, "line", metav1.DeleteOptions{}) })
 	begins := int64(0)
-	until(t, "the schedule is in force", func() bool {
+	until(t, "the schedule is in force and has begun", func() bool {
 		now, err := of.Schedules.Get(ctx, "line", metav1.GetOptions{})
 		if err != nil {
 			return false
 		}
 		begins = now.Status.BeginsNanoseconds
-		return conditionIs(now.Status.Conditions, network.InForce, true, network.Installed, "on 1 node")
+		var tai unix.Timespec
+		return conditionIs(now.Status.Conditions, network.InForce, true, network.Installed, "on 1 node") &&
+			unix.ClockGettime(unix.CLOCK_TAI, &tai) == nil && tai.Nano() > begins
 	})
 
 	create(t, on("node-1", python("listener", nil, listening)))
@@ -83,7 +86,11 @@ func TestTwoNodesSendAllElseInsideTheSchedule(t *testing.T) {
 	after := beside()
 	t.Logf("of %d datagrams of an ordinary pod %d were in the windows of others, and %d with takt-uplink", count, before, after)
 	if after > before/10 {
-		t.Errorf("%d of %d datagrams are in the other half, without takt-uplink %d", after, count, before)
+		say := func(what ...string) string {
+			return kubectl(t, append([]string{"-n", "kube-system", "exec", "daemonset/takt-uplink", "--", "/usr/bin/takt"}, what...)...)
+		}
+		t.Errorf("%d of %d datagrams are in the other half, without takt-uplink %d:\n%s%s", after, count, before,
+			say("uplink", "status", "--device", "eth0"), say("schedule", "status"))
 	}
 	// The node goes on: its kubelet's heartbeats and the pods' logs leave by the same link.
 	kubectl(t, "wait", "--for=condition=Ready", "node/node-2", "--timeout=1m")

@@ -46,10 +46,14 @@ pub enum Error {
     Kernel(String),
     /// The kernel does not let us.
     #[error(
-        "the kernel refuses to {0}: CAP_NET_ADMIN and CAP_BPF are needed, in the initial user namespace and on a kernel that is not locked \
-         down; run as root"
+        "the kernel refuses to {action}: {needs} needed, in the initial user namespace and on a kernel that is not locked down; run as root"
     )]
-    Privilege(&'static str),
+    Privilege {
+        /// What was tried.
+        action: &'static str,
+        /// What it takes.
+        needs: &'static str,
+    },
     /// The pod's end of the veth cannot be reached, where times by `CLOCK_REALTIME` still are.
     #[error(
         "cannot reach the other end of {0}, without which times by CLOCK_REALTIME are lost ({1}): run it as root, where the pod's processes, or the \
@@ -123,22 +127,44 @@ pub enum Error {
     },
 }
 
+/// What it takes to load and attach a program.
+const TO_LOAD: &str = "CAP_NET_ADMIN and CAP_BPF are";
+/// To find programs and maps by their numbers (`BPF_PROG_GET_FD_BY_ID` of bpf(2)).
+const TO_FIND: &str = "CAP_NET_ADMIN and CAP_SYS_ADMIN are";
+
 impl Error {
     /// For `map_err` of system calls.
     pub(crate) fn system(action: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| match source.raw_os_error() {
-            Some(libc::EPERM) => Self::Privilege(action),
+            Some(libc::EPERM) => Self::Privilege {
+                action,
+                needs: TO_LOAD,
+            },
             _ => Self::System { action, source },
         }
     }
 
-    /// For `map_err` of the loader library.
+    /// For `map_err` of the loader library, which loads.
     pub(crate) fn load<E: std::error::Error + 'static>(
         action: &'static str,
     ) -> impl FnOnce(E) -> Self {
+        Self::library(action, TO_LOAD)
+    }
+
+    /// For `map_err` of the loader library, which finds what is loaded.
+    pub(crate) fn find<E: std::error::Error + 'static>(
+        action: &'static str,
+    ) -> impl FnOnce(E) -> Self {
+        Self::library(action, TO_FIND)
+    }
+
+    fn library<E: std::error::Error + 'static>(
+        action: &'static str,
+        needs: &'static str,
+    ) -> impl FnOnce(E) -> Self {
         move |error| {
             if errno(&error) == Some(libc::EPERM) {
-                return Self::Privilege(action);
+                return Self::Privilege { action, needs };
             }
             let told = told(&error);
             Self::Load { action, told }

@@ -105,7 +105,7 @@ impl Device {
         if sys::index(&self.name).ok() != Some(self.index) {
             return Err(Error::Detached(self.name.clone()));
         }
-        let (_, programs) = asked.map_err(Error::load("ask for the programs of the device"))?;
+        let (_, programs) = asked.map_err(Error::find("ask for the programs of the device"))?;
         Ok(programs)
     }
 }
@@ -676,9 +676,9 @@ fn find(program: &ProgramInfo, name: &str) -> Result<MapData, Error> {
         .map_err(Error::load("look at the program"))?
         .unwrap_or_default();
     for id in ids {
-        let info = MapInfo::from_id(id).map_err(Error::load("look at the program's maps"))?;
+        let info = MapInfo::from_id(id).map_err(Error::find("look at the program's maps"))?;
         if info.name_as_str() == Some(name) {
-            return MapData::from_id(id).map_err(Error::load("open the program's maps"));
+            return MapData::from_id(id).map_err(Error::find("open the program's maps"));
         }
     }
     Err(Error::Load {
