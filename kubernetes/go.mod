@@ -3,6 +3,7 @@ module github.com/takt-dev/takt/kubernetes
 go 1.26.0
 
 require (
+	github.com/cilium/ebpf v0.22.0
 	github.com/containerd/nri v0.12.5
 	github.com/containernetworking/cni v1.3.1
 	github.com/opencontainers/runtime-spec v1.3.0

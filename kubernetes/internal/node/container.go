@@ -18,6 +18,7 @@ import (
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/misses"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 	"github.com/takt-dev/takt/kubernetes/internal/topology"
 )
@@ -109,6 +110,8 @@ type tally struct {
 	state enforce.State
 	// samples is how often threads were looked at, exhausted how often one had used its runtime up.
 	samples, exhausted uint64
+	// missed is how many deadlines threads have missed while they held a reservation, latest by how much at most, in nanoseconds.
+	missed, latest uint64
 	// cpu is what threads have run while they held a reservation, in nanoseconds.
 	cpu uint64
 	// delay is what they have waited for a core meanwhile: throttled, or behind others.
@@ -117,7 +120,7 @@ type tally struct {
 }
 
 type sampled struct {
-	start, cpu, delay uint64
+	start, cpu, delay, missed uint64
 	// waited is what of delay was while the thread held the reservation.
 	waited uint64
 	// inner is the number that the container knows the thread by.
@@ -134,8 +137,8 @@ type news struct {
 	unpinned bool
 }
 
-// add counts a new state.
-func (t *tally) add(state enforce.State) news {
+// add counts a new state. missed says what is counted of a thread since it had a reservation first, whoever's.
+func (t *tally) add(state enforce.State, missed func(tid int) misses.Count) news {
 	seen := map[int]sampled{}
 	is := news{changed: len(state.Threads) != len(t.state.Threads), restored: state.Restored > t.state.Restored, unpinned: state.Unpinned > t.state.Unpinned}
 	for _, thread := range state.Threads {
@@ -153,8 +156,14 @@ func (t *tally) add(state enforce.State) news {
 			now.waited = before.waited + now.delay - before.delay
 			t.delay += now.delay - before.delay
 			is.renamed = is.renamed || now.name != before.name
+			count := missed(thread.TID)
+			if now.missed = max(count.Missed, before.missed); now.missed > before.missed {
+				t.missed += now.missed - before.missed
+				t.latest = max(t.latest, count.Latest)
+			}
 		} else {
 			is.changed = true
+			now.missed = missed(thread.TID).Missed
 		}
 		seen[thread.TID] = now
 	}
@@ -318,7 +327,7 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 	changed, narrowed, starting := false, "", false
 	for i, state := range states {
 		starting = starting || state.Starting
-		is := c.tallies[i].add(state)
+		is := c.tallies[i].add(state, n.missed)
 		c.renamed = c.renamed || is.renamed
 		changed = changed || is.changed
 		if is.restored {

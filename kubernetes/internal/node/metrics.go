@@ -44,11 +44,12 @@ var (
 	tardiness = prometheus.NewDesc("takt_node_tardiness_bound_seconds",
 		"How late a runtime may be given after its period's end by the reservations that prepared claims hold (Devi and Anderson 2005): 0 with admission guaranteed, infinite without a bound, as where reservations with a deadline of their own are not proven to meet it. Threads outside of all claims are counted.", nil, nil)
 
-	admitted = prometheus.NewDesc("takt_node_kernel_admitted_ppm", "Parts per million of a core that the kernel has admitted of SCHED_DEADLINE on all of their cores together, its own servers included; of backends deadline and deadline-partition, where debugfs may be read.", nil, nil)
-	checked  = prometheus.NewDesc("takt_node_bandwidth_checked", "1 if the kernel's bandwidth is compared with what claims hold; 0 if it cannot be read.", nil, nil)
-	outside  = prometheus.NewDesc("takt_node_outside_claims_ppm", "Parts per million of a core that threads outside of all claims have with SCHED_DEADLINE.", nil, nil)
-	lost     = prometheus.NewDesc("takt_node_bandwidth_lost_ppm", "Parts per million of a core that the kernel counts and no thread has.", nil, nil)
-	reclaims = prometheus.NewDesc("takt_node_bandwidth_reclaimed_total", "How often the kernel was made to count anew, and what was lost came back.", nil, nil)
+	admitted   = prometheus.NewDesc("takt_node_kernel_admitted_ppm", "Parts per million of a core that the kernel has admitted of SCHED_DEADLINE on all of their cores together, its own servers included; of backends deadline and deadline-partition, where debugfs may be read.", nil, nil)
+	checked    = prometheus.NewDesc("takt_node_bandwidth_checked", "1 if the kernel's bandwidth is compared with what claims hold; 0 if it cannot be read.", nil, nil)
+	outside    = prometheus.NewDesc("takt_node_outside_claims_ppm", "Parts per million of a core that threads outside of all claims have with SCHED_DEADLINE.", nil, nil)
+	lost       = prometheus.NewDesc("takt_node_bandwidth_lost_ppm", "Parts per million of a core that the kernel counts and no thread has.", nil, nil)
+	misscounts = prometheus.NewDesc("takt_node_misses_counted", "1 if missed deadlines are counted; 0 if the kernel does not let them be, or no thread can miss any.", nil, nil)
+	reclaims   = prometheus.NewDesc("takt_node_bandwidth_reclaimed_total", "How often the kernel was made to count anew, and what was lost came back.", nil, nil)
 
 	vethsLooked = prometheus.NewDesc("takt_node_veths", "Veths of time-sensitive pods, by whether launch times are taken there at the moment.", []string{"taking"}, nil)
 
@@ -63,6 +64,8 @@ var (
 	threadDelay    = prometheus.NewDesc("takt_reservation_thread_run_delay_seconds_total", "The same of each thread that holds a reservation at the moment, by its number in the container and its name.", append(slices.Clone(ofClaim), "tid", "thread"), nil)
 	claimSamples   = prometheus.NewDesc("takt_reservation_samples_total", "How often a thread with a reservation was looked at.", ofClaim, nil)
 	claimExhausted = prometheus.NewDesc("takt_reservation_exhausted_samples_total", "How often it had used its runtime up: throttled, or about to be.", ofClaim, nil)
+	claimMissed    = prometheus.NewDesc("takt_reservation_missed_deadlines_total", "Deadlines that passed while a thread wanted to run and had runtime left; of backends deadline and deadline-partition, where takt_node_misses_counted is 1.", ofClaim, nil)
+	claimLatest    = prometheus.NewDesc("takt_reservation_latest_seconds", "How long after a deadline, at most, a thread was run for what it had left.", ofClaim, nil)
 	claimRestored  = prometheus.NewDesc("takt_reservation_restored_total", "Reservations that were changed from inside the container and restored.", ofClaim, nil)
 	claimNarrowed  = prometheus.NewDesc("takt_reservation_narrowed_threads", "Threads with a reservation that a cpuset keeps off CPUs which it counts on.", ofClaim, nil)
 	claimUnpinned  = prometheus.NewDesc("takt_reservation_unpinned_total", "Threads that had pinned themselves and were unpinned to have a reservation.", ofClaim, nil)
@@ -127,7 +130,7 @@ func (m *metrics) hook(name string) (end func()) {
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		coreBound, coreTaken, coreHealth, tardiness, admitted, checked, outside, lost, reclaims, vethsLooked, gateClaims, gateClaimed, claimThreads, claimFree, claimLeftOut, claimCPU, claimDelay, threadDelay, claimSamples, claimExhausted, claimRestored, claimNarrowed, claimUnpinned, claimRevived,
+		coreBound, coreTaken, coreHealth, tardiness, admitted, checked, outside, lost, misscounts, reclaims, vethsLooked, gateClaims, gateClaimed, claimThreads, claimFree, claimLeftOut, claimCPU, claimDelay, threadDelay, claimSamples, claimExhausted, claimMissed, claimLatest, claimRestored, claimNarrowed, claimUnpinned, claimRevived,
 	} {
 		to <- desc
 	}
@@ -166,6 +169,11 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 			gauge(coreHealth, healthy, strconv.Itoa(cpu))
 		}
 	}
+	counted := 0.0
+	if n.misses != nil {
+		counted = 1
+	}
+	gauge(misscounts, counted)
 	n.mu.Lock()
 	consumed := n.consumed()
 	for _, cpu := range n.offer.CPUs {
@@ -212,6 +220,10 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 			}
 			counter(claimSamples, float64(t.samples), labels...)
 			counter(claimExhausted, float64(t.exhausted), labels...)
+			if n.misses != nil {
+				counter(claimMissed, float64(t.missed), labels...)
+				gauge(claimLatest, float64(t.latest)/1e9, labels...)
+			}
 			counter(claimRestored, float64(t.state.Restored), labels...)
 			gauge(claimNarrowed, float64(t.state.Narrowed), labels...)
 			counter(claimUnpinned, float64(t.state.Unpinned), labels...)

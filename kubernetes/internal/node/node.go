@@ -28,6 +28,7 @@ import (
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/inventory"
+	"github.com/takt-dev/takt/kubernetes/internal/misses"
 	"github.com/takt-dev/takt/kubernetes/internal/objects"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 )
@@ -59,6 +60,8 @@ type Node struct {
 	// veths and gates are nil without networks.
 	veths *veths
 	gates *gateTimes
+	// misses counts missed deadlines; nil where nobody has any, or they cannot be counted.
+	misses *misses.Counter
 	// attended are the containers that may start without a reservation.
 	attended attended
 
@@ -142,7 +145,31 @@ func (n *Node) Run(ctx context.Context) error {
 	if err := n.backend.Open(); err != nil {
 		return err
 	}
-	return errors.Join(n.serve(ctx, logger), n.backend.Close())
+	if name := n.backend.Name(); name == enforce.DeadlineName || name == enforce.PartitionName {
+		counter, err := misses.New()
+		if err != nil {
+			logger.Error(err, "The metrics of missed deadlines are not there")
+		} else {
+			n.misses = counter
+		}
+	}
+	err := errors.Join(n.serve(ctx, logger), n.backend.Close())
+	if n.misses != nil {
+		err = errors.Join(err, n.misses.Close())
+	}
+	return err
+}
+
+// missed is what a thread has missed, as far as that is known.
+func (n *Node) missed(tid int) misses.Count {
+	if n.misses == nil {
+		return misses.Count{}
+	}
+	count, err := n.misses.Of(tid)
+	if err != nil {
+		klog.Background().Error(err, "Missed deadlines are not known")
+	}
+	return count
 }
 
 func (n *Node) serve(ctx context.Context, logger klog.Logger) error {

@@ -9,6 +9,7 @@ require (
 	github.com/takt-dev/takt/kubernetes v0.0.0-00010101000000-000000000000
 	golang.org/x/sys v0.48.0
 	google.golang.org/grpc v1.79.3
+	sigs.k8s.io/yaml v1.6.0
 )
 
 require (
@@ -31,7 +32,6 @@ require (
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260526163538-3dc84a4a5aaa // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
 	sigs.k8s.io/knftables v0.0.18 // indirect
-	sigs.k8s.io/yaml v1.6.0 // indirect
 )
 
 tool (
