@@ -447,6 +447,18 @@ func TestOverrunsAreTold(t *testing.T) {
 	create(t, claim("busy", 1, 100_000, twoInTwenty), pod("busy", "busy", "busy"))
 	running(t, "busy")
 	told(t, "busy", "ReservationOverrun", "2ms every 20ms")
+	// Missed deadlines are counted in the agent's pod, too.
+	agents, err := client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=takt-node"})
+	if err != nil || len(agents.Items) != 1 {
+		t.Fatalf("agents are %v, %v", agents, err)
+	}
+	metrics := scrape(t, "http://"+agents.Items[0].Status.PodIP+":9464/metrics")
+	if counted := metrics["takt_node_misses_counted"]; counted == nil || counted.GetMetric()[0].GetGauge().GetValue() != 1 {
+		t.Errorf("missed deadlines are not counted: %v", counted)
+	}
+	if metrics["takt_reservation_missed_deadlines_total"] == nil {
+		t.Error("the claim's missed deadlines are not told")
+	}
 }
 
 // agent is the process number of takt-node, 0 if it is not there.

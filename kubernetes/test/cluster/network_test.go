@@ -216,7 +216,7 @@ func TestATimeSensitivePodThatIsAttachedNowhereIsRefused(t *testing.T) {
 // inPhase sends 20 datagrams in the window of its claim, and then 10 outside.
 const inPhase = sender + `
 period, offset = 10_000_000, 100_000
-base = (time.clock_gettime_ns(11) // period + 100) * period + offset
+base = (time.clock_gettime_ns(11) // period + 400) * period + offset
 for number in range(30):
     launch = base + number * period + (5_000_000 if number >= 20 else 0)
     send(launch)
@@ -363,9 +363,11 @@ func scriptOf(t *testing.T, name string) int {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// As systemd has it a slice's name is a path by its dashes, so that those of a pod's number are something else.
+	uid := strings.ReplaceAll(string(p.UID), "-", "_")
 	pid := processWhich(func(proc string, words []string) bool {
 		groups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
-		return err == nil && words[0] == "/usr/bin/python3" && strings.Contains(string(groups), string(p.UID))
+		return err == nil && words[0] == "/usr/bin/python3" && strings.Contains(strings.ReplaceAll(string(groups), "-", "_"), uid)
 	})
 	if pid == 0 {
 		t.Fatalf("pod %s has no process of its script", name)

@@ -14,6 +14,11 @@
 # node's kernel sends at this rate too, from one queue; its taktd sends past it (AF_XDP).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
+if [ "${TAKT_MACHINE:-}" ] && [ "${TAKT_CLUSTER_INSIDE:-}" = "" ]; then
+	TAKT_CLUSTER=/var/tmp/takt-cluster PATH="$TAKT_CLUSTER_CACHE/bin:$PATH"
+	export TAKT_CLUSTER TAKT_CLUSTER_INSIDE=1
+	mkdir $TAKT_CLUSTER
+fi
 if [ "${TAKT_CLUSTER_INSIDE:-}" = "" ]; then
 	cache=${TAKT_CLUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/takt-cluster}
 	TAKT_CLUSTER=${TAKT_CLUSTER:-$(mktemp -d /var/tmp/takt-cluster.XXXXXX)}
@@ -67,14 +72,19 @@ else
 	cd "$TAKT_CLUSTER"
 fi
 hostname $node
-mount --make-rprivate /
-mount -t tmpfs tmpfs /run
+driver=cgroupfs root=/$cgroup systemd=false
+if [ "${TAKT_MACHINE:-}" ]; then
+	driver=systemd root=/ systemd=true
+else
+	mount --make-rprivate /
+	mount -t tmpfs tmpfs /run
+fi
 for dir in /var/lib/cni /var/lib/kubelet /var/log/containers /var/log/pods /opt/containerd /usr/libexec/kubernetes \
 	/var/lib/takt-node /etc/cni /opt/cni /etc/cdi; do
 	mkdir -p $dir
-	mount -t tmpfs tmpfs $dir
+	[ "${TAKT_MACHINE:-}" ] || mount -t tmpfs tmpfs $dir
 done
-mount --make-shared /var/lib/kubelet
+[ "${TAKT_MACHINE:-}" ] || mount --make-shared /var/lib/kubelet
 mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null || true
 # The kubelet insists on values that a machine of several users need not have.
 for setting in vm/overcommit_memory=1 kernel/panic=10 kernel/panic_on_oops=1; do
@@ -108,7 +118,7 @@ if [ $nodes = 2 ]; then
 fi
 
 for group in /sys/fs/cgroup /sys/fs/cgroup/*; do
-	[ -f "$group/cgroup.procs" ] || continue
+	[ $driver = cgroupfs ] && [ -f "$group/cgroup.procs" ] || continue
 	mkdir -p "$group/$cgroup"
 	if [ -f "$group/cpuset.cpus" ]; then
 		cat "$group/cpuset.cpus" >"$group/$cgroup/cpuset.cpus"
@@ -195,8 +205,8 @@ apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
-cgroupDriver: cgroupfs
-cgroupRoot: /$cgroup
+cgroupDriver: $driver
+cgroupRoot: $root
 failCgroupV1: false
 failSwapOn: false
 localStorageCapacityIsolation: false
@@ -221,7 +231,7 @@ restrict_oom_score_adj = true
 runtime_type = "io.containerd.runc.v2"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
 BinaryName = "$(command -v runc)"
-SystemdCgroup = false
+SystemdCgroup = $systemd
 TOML
 
 # keep NAME COMMAND...: in the background, again and again.

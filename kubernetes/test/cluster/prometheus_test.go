@@ -164,8 +164,8 @@ func TestATimeSensitivePodIsSeenByPrometheus(t *testing.T) {
 		}
 		return count > 0
 	})
-	// The machine's clock follows nothing, and the busy pod uses all it has.
-	holds := []string{"TaktClockNotSynchronised", "TaktReservationTooSmall"}
+	// The machine's clock follows nothing, the busy pod uses all it has, and a virtual machine may be kept from giving it that in time.
+	holds := []string{"TaktClockNotSynchronised", "TaktReservationTooSmall", "TaktReservationLate"}
 	for _, group := range rules.Groups {
 		for _, rule := range group.Rules {
 			if rule.State != "inactive" && !slices.Contains(holds, rule.Name) {

@@ -51,5 +51,8 @@ if [ -n "${TAKT_TAKTD:-}" ]; then
 	BUILT=$TAKT_BUILT "$here/../../../deploy/images/taktd.sh" "$bin/taktd.tar"
 	images="$images $bin/taktd.tar"
 fi
+# With TAKT_EMULATED, in a machine of its own, with a distribution's kernel, systemd and cgroup v2.
+start=$here/node.sh
+[ -z "${TAKT_EMULATED:-}" ] || start=$here/machine.sh
 TAKT_IMAGES=$images TAKT_MANIFESTS=$manifests TAKT_CHART=$bin/chart.yaml \
-	"$here/node.sh" "$bin/cluster.test" -test.v -test.timeout 30m "$@"
+	"$start" "$bin/cluster.test" -test.v -test.timeout ${TAKT_EMULATED:+1}30m "$@"
