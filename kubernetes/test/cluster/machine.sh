@@ -25,7 +25,7 @@ if [ ! -e "$base.complete" ]; then
     echo "machine: a fresh Debian 12"
     rm -rf "$base"
     mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2>/dev/null | grep -v security | head -n 1)
-    debootstrap --variant=minbase --include=systemd-sysv,dbus,iproute2,openssl,procps,kmod,python3-minimal,libpython3-stdlib,libseccomp2,libssl3,iptables,ethtool \
+    debootstrap --variant=minbase --include=systemd-sysv,dbus,iproute2,openssl,procps,kmod,python3-minimal,libpython3-stdlib,libseccomp2,libssl3,iptables,ethtool,conmon,skopeo,containernetworking-plugins \
         bookworm "$base" "${DEBIAN_MIRROR:-${mirror:-http://deb.debian.org/debian}}" >"$work/debootstrap.log" 2>&1 || { tail -n 20 "$work/debootstrap.log"; exit 1; }
     touch "$base.complete"
 fi
@@ -60,7 +60,7 @@ cat >"$root/root/cluster" <<'INSIDE'
 echo "machine: Linux $(uname -r), $(systemctl --version | head -n 1), $(stat -fc %T /sys/fs/cgroup)"
 status=0
 bash /root/start || status=$?
-[ $status -eq 0 ] || tail -n 30 /var/tmp/takt-cluster/kubelet.log /var/tmp/takt-cluster/containerd.log
+[ $status -eq 0 ] || tail -n 30 /var/tmp/takt-cluster/kubelet.log "/var/tmp/takt-cluster/${TAKT_RUNTIME:-containerd}.log"
 echo "machine: ended with $status"
 systemctl poweroff --force --force
 INSIDE

@@ -6,7 +6,7 @@
 #
 # Each of etcd, apiserver, controllers, scheduler, containerd and kubelet is started again when it ends, so
 # that tests may kill them; their process numbers are in $TAKT_CLUSTER/NAME.pid and they log to NAME.log.
-# TAKT_KUBELET are more lines for the kubelet's configuration.
+# TAKT_KUBELET are more lines for the kubelet's configuration. TAKT_RUNTIME=crio has CRI-O instead of containerd.
 #
 # The second node has namespaces of its own inside, its files in $TAKT_CLUSTER/node-2, and a cable to the first one: their
 # interfaces wire0 and eth0. Pods of both are then on one Ethernet segment, VXLAN 1 of the kernel. With TAKT_RATE, bit/s, there is
@@ -200,6 +200,7 @@ YAML
 done
 export KUBECONFIG="$TAKT_CLUSTER/admin.conf"
 
+runtime=${TAKT_RUNTIME:-containerd}
 cat >kubelet.yaml <<YAML
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -210,7 +211,7 @@ cgroupRoot: $root
 failCgroupV1: false
 failSwapOn: false
 localStorageCapacityIsolation: false
-containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+containerRuntimeEndpoint: unix:///run/$runtime/$runtime.sock
 resolvConf: ""
 evictionHard: {memory.available: "50Mi", nodefs.available: "1%", imagefs.available: "1%"}
 imageGCHighThresholdPercent: 100
@@ -232,6 +233,33 @@ runtime_type = "io.containerd.runc.v2"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
 BinaryName = "$(command -v runc)"
 SystemdCgroup = $systemd
+TOML
+
+mkdir -p /etc/containers
+echo '{"default": [{"type": "insecureAcceptAnything"}]}' >/etc/containers/policy.json
+cat >crio.toml <<TOML
+[crio]
+root = "$PWD/containers"
+runroot = "/run/containers/storage"
+storage_driver = "overlay"
+version_file = "/run/crio/version"
+[crio.api]
+listen = "/run/crio/crio.sock"
+[crio.runtime]
+cgroup_manager = "$driver"
+conmon_cgroup = "$([ $driver = systemd ] && echo system.slice || echo pod)"
+default_runtime = "runc"
+pinns_path = "$(command -v pinns || true)"
+[crio.runtime.runtimes.runc]
+runtime_path = "$(command -v runc)"
+runtime_type = "oci"
+monitor_path = "$(command -v conmon || true)"
+[crio.image]
+pause_image = "takt.test/guest:1"
+pause_command = ""
+[crio.network]
+network_dir = "/etc/cni/net.d"
+plugin_dirs = ["/opt/cni/bin"]
 TOML
 
 # keep NAME COMMAND...: in the background, again and again.
@@ -263,16 +291,28 @@ until_true() {
 	done
 }
 
+container_runtime() {
+	if [ $runtime = crio ]; then
+		keep crio crio --config crio.toml --config-dir ""
+	else
+		keep containerd containerd -c containerd.toml
+	fi
+}
 import() {
-	until_true 60 ctr version
+	[ $runtime = crio ] || until_true 60 ctr version
 	for image in ${TAKT_IMAGES:-}; do
-		ctr -n k8s.io images import --local "$image" >/dev/null
+		if [ $runtime = crio ]; then
+			name=$(tar -xOf "$image" ./manifest.json | sed 's/.*"RepoTags": *\["\([^"]*\)".*/\1/')
+			skopeo copy -q "docker-archive:$image" "containers-storage:[overlay@$PWD/containers+/run/containers/storage]$name"
+		else
+			ctr -n k8s.io images import --local "$image" >/dev/null
+		fi
 	done
 }
 kubelet() { keep kubelet kube kubelet --config kubelet.yaml --kubeconfig kubelet-$segment.conf --node-ip $address --hostname-override $node; }
 
 if [ $node = node-2 ]; then
-	keep containerd containerd -c containerd.toml
+	container_runtime
 	[ -z "${TAKT_TAKTD:-}" ] || keep taktd "$TAKT_TAKTD" --config taktd.toml
 	import
 	kubelet
@@ -285,7 +325,7 @@ keep apiserver kube apiserver --etcd-servers http://127.0.0.1:2379 --secure-port
 	--advertise-address 10.66.0.1 --service-cluster-ip-range 10.96.0.0/24 --token-auth-file tokens.csv --authorization-mode Node,RBAC \
 	--service-account-issuer https://kubernetes.default.svc --service-account-key-file service.key --service-account-signing-key-file service.key \
 	--kubelet-preferred-address-types InternalIP --allow-privileged
-keep containerd containerd -c containerd.toml
+container_runtime
 [ -z "${TAKT_TAKTD:-}" ] || keep taktd "$TAKT_TAKTD" --config taktd.toml
 until_true 60 kube kubectl get --raw /readyz
 keep controllers kube controllers --kubeconfig controllers.conf --service-account-private-key-file service.key --root-ca-file certs/apiserver.crt \

@@ -38,6 +38,12 @@ impl Held {
         self.0.iter().any(|waiting| waiting.name == name)
     }
 
+    /// Whether there is one for this address among so many last ones.
+    pub fn last_has(&self, count: usize, name: &[u8]) -> bool {
+        let mut last = self.0.iter().rev().take(count);
+        last.any(|waiting| waiting.name == name)
+    }
+
     /// Keeps a message.
     pub fn push(&mut self, waiting: Waiting) {
         self.0.push_back(waiting);

@@ -475,8 +475,9 @@ fn attempt(
     if let Kind::Udp { six } = options.kind {
         bind_if_needed(socket, fd, options, six)?;
     }
-    // What has no time of its own leaves in the order in which it was sent.
-    if request.untimed.is_some() && state.held.len() != 0 {
+    // What is for one address is handed over in the order in which it was sent: what has no time of its own leaves in that order, and a
+    // stream that is declared is held to its periods in that order.
+    if state.held.len() != 0 {
         hand_over_held(socket, fd, state, inside);
         if state.held.has(message.name()) {
             return hold(socket, state, message, request);
@@ -528,10 +529,17 @@ fn hold(
 
 /// Hands over what has waited for its next hop, if that has told its address.
 pub fn hand_over_held(socket: &Socket, fd: c_int, state: &mut State, inside: &Inside) {
+    let mut kept = 0;
     for _ in 0..state.held.len() {
         let Some(mut waiting) = state.held.pop() else {
             return;
         };
+        if state.held.last_has(kept, &waiting.name) {
+            // Behind one for the same address, though that may have been found just now.
+            state.held.push(waiting);
+            kept += 1;
+            continue;
+        }
         let parts = [iovec {
             iov_base: waiting.payload.as_mut_ptr().cast(),
             iov_len: waiting.payload.len(),
@@ -558,6 +566,7 @@ pub fn hand_over_held(socket: &Socket, fd: c_int, state: &mut State, inside: &In
         let over = launch::now().nanos_since(waiting.request.instant) > TOO_LATE;
         if reason == Reason::Neighbour && !over {
             state.held.push(waiting);
+            kept += 1;
             continue;
         }
         give_up(socket, state, waiting, reason);

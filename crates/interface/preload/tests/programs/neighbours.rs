@@ -85,6 +85,30 @@ fn what_waits_for_its_next_hop_leaves_in_time_though_that_answers_before_it_wait
     assert_eq!(site.sent(), 3, "by the runtime");
 }
 
+/// The next hop has told its address, and the follower has not heard of it: what is sent next does not go in front of what waits, which would be behind its
+/// period.
+#[test]
+fn what_waits_for_its_next_hop_keeps_its_place_in_a_declared_stream() {
+    let mut site = Site::without_daemon();
+    let address = site.addresses()[0].to_string();
+    site.start_daemon_that_holds_to(&format!(
+        "name = \"axis\"\nclass = 5\ndestination = \"{address}:5001\"\nperiod = \"100ms\"\nframe = \"256\""
+    ));
+    let listener = Listener::new(site.there());
+    let mut command = site.command("python3");
+    command.arg(script("periods.py")).arg(&address);
+    command.env("TAKT_PRELOAD", "required");
+    let trace = ["-f", "-qq", "-o", "/dev/null", "-e", "trace=prctl"];
+    let late = [&trace[..], &["-e", "inject=prctl:delay_enter=400000"]].concat();
+    let running = Running::start(&mut traced(&site, &command, &late));
+    for number in 0..4 {
+        let (text, _) = listener.next_in_time();
+        assert_eq!(text, format!("period {number}").as_bytes());
+    }
+    assert_eq!(running.end().1, "");
+    assert_eq!(site.sent(), 4, "by the runtime");
+}
+
 #[test]
 fn a_wait_hears_of_what_waited_for_its_next_hop_when_the_wait_began() {
     let mut site = Site::without_daemon();

@@ -265,12 +265,17 @@ impl Site {
     /// Starts the daemon, whose tenants may send frames.
     pub fn start_daemon(&mut self) {
         let addresses = format!("\"{}\", \"{}\"", self.there().address(), six(1));
-        self.start_daemon_that_knows(&addresses);
+        self.start_daemon_that_knows(&addresses, "");
     }
 
     /// Starts the daemon, which knows stations by their hardware addresses alone, as it does of a device that it follows.
     pub fn start_daemon_without_addresses(&mut self) {
-        self.start_daemon_that_knows("");
+        self.start_daemon_that_knows("", "");
+    }
+
+    /// The same, and the last tenant is held to a stream that it has declared.
+    pub fn start_daemon_that_holds_to(&mut self, stream: &str) {
+        self.start_daemon_that_knows("", &format!("[[listener.stream]]\n{stream}\n"));
     }
 
     fn start_daemon_following(&mut self) {
@@ -281,9 +286,10 @@ impl Site {
         self.start_daemon_with(&sections);
     }
 
-    fn start_daemon_that_knows(&mut self, addresses: &str) {
+    fn start_daemon_that_knows(&mut self, addresses: &str, stream: &str) {
         let containers = self.lab.config().containers;
         let mut sections: String = (0..containers).map(|at| self.tenant(at)).collect();
+        sections += stream;
         let there = self.there();
         sections += &format!(
             "[[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\n\
