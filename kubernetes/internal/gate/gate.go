@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"time"
 )
 
@@ -26,11 +28,34 @@ type Request struct {
 	ID string `json:"id"`
 	// Pid is the container's first process, stopped before its program.
 	Pid int `json:"pid"`
+	// Bundle is the directory of the container's configuration; it is not passed on.
+	Bundle string `json:"bundle,omitempty"`
+	// Seccomp is the policy of system calls that the container gets, as the configuration has it (linux.seccomp of the OCI runtime specification):
+	// what the agent asks the runtime for an older one does not know. Nothing if there is none, or it cannot be read.
+	Seccomp json.RawMessage `json:"seccomp,omitempty"`
 }
 
 // Answer is the agent's: an empty error lets the container start.
 type Answer struct {
 	Error string `json:"error,omitempty"`
+}
+
+// seccomp is the policy in a bundle.
+func seccomp(bundle string) json.RawMessage {
+	file, err := os.Open(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		return nil
+	}
+	defer file.Close()
+	var config struct {
+		Linux struct {
+			Seccomp json.RawMessage `json:"seccomp"`
+		} `json:"linux"`
+	}
+	if json.NewDecoder(io.LimitReader(file, MaxState)).Decode(&config) != nil {
+		return nil
+	}
+	return config.Linux.Seccomp
 }
 
 // Pass reads the OCI state of a container and returns nil if the agent on the socket has put it under its
@@ -43,6 +68,7 @@ func Pass(state io.Reader, socket string) error {
 	if request.ID == "" || request.Pid <= 0 {
 		return fmt.Errorf("the container's state names no container or no process: id %q, pid %d", request.ID, request.Pid)
 	}
+	request.Seccomp, request.Bundle = seccomp(request.Bundle), ""
 	conn, err := net.DialTimeout("unix", socket, Patience)
 	if err != nil {
 		return fmt.Errorf("takt-node does not answer, so that nobody would give the container what it has claimed: %w", err)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -61,6 +62,27 @@ func TestTheGateIsClosedWithoutAnAgentOrAState(t *testing.T) {
 	for _, text := range []string{"", "[]", "{}", `{"id":"c1"}`, `{"pid":7}`, `{"id":"c1","pid":-7}`} {
 		if err := Pass(strings.NewReader(text), nobody); err == nil || !strings.Contains(err.Error(), "state") {
 			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestTheAgentIsToldTheContainersSeccompPolicy(t *testing.T) {
+	for config, want := range map[string]string{
+		`{"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ALLOW"}}}`: `{"id":"c1","pid":7,"seccomp":{"defaultAction":"SCMP_ACT_ALLOW"}}`,
+		`{"linux":{}}`: `{"id":"c1","pid":7}`,
+		`{"linux":`:    `{"id":"c1","pid":7}`,
+		`[]`:           `{"id":"c1","pid":7}`,
+	} {
+		bundle := t.TempDir()
+		if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		socket, asked := agent(t, "{}\n")
+		if err := Pass(strings.NewReader(fmt.Sprintf(`{"id":"c1","pid":7,"bundle":%q,"seccomp":{"forged":1}}`, bundle)), socket); err != nil {
+			t.Error(err)
+		}
+		if got := <-asked; got != want+"\n" {
+			t.Errorf("asked %q", got)
 		}
 	}
 }

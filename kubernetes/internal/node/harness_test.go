@@ -413,6 +413,8 @@ type box struct {
 	done bool
 	// adjusted is what the plugins want of the container.
 	adjusted *api.ContainerAdjustment
+	// old says that the container runtime's NRI knows of no seccomp policies.
+	old bool
 }
 
 // create asks the plugins and then makes the container's process; program idle, busy or ask.
@@ -486,8 +488,20 @@ func (b *box) begin(program string) {
 
 // gate is what the OCI runtime runs: the hook of the CDI file, here without a process of its own.
 func (b *box) gate() error {
+	bundle := b.s.t.TempDir()
+	config := ocispec.Spec{Linux: &ocispec.Linux{}}
+	if policy := b.adjusted.GetLinux().GetSeccompPolicy(); policy != nil && !b.old {
+		config.Linux.Seccomp = &ocispec.LinuxSeccomp{DefaultAction: ocispec.LinuxSeccompAction(policy.DefaultAction), Syscalls: api.ToOCILinuxSyscalls(policy.Syscalls)}
+	}
+	text, err := json.Marshal(config)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(bundle, "config.json"), text, 0o600)
+	}
+	if err != nil {
+		b.s.t.Fatal(err)
+	}
 	state, err := json.Marshal(map[string]any{
-		"ociVersion": "1.2.0", "id": b.ctr.Id, "status": "created", "pid": b.cmd.Process.Pid, "bundle": "/nowhere",
+		"ociVersion": "1.2.0", "id": b.ctr.Id, "status": "created", "pid": b.cmd.Process.Pid, "bundle": bundle,
 	})
 	if err != nil {
 		b.s.t.Fatal(err)

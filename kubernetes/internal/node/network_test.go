@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/gate"
 )
 
 func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
@@ -97,6 +99,15 @@ func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
 			}
 			if !slices.Equal(env, tc.want) || !slices.Equal(mounts, wanted) {
 				t.Errorf("environment %q and mounts %q, and not %q and %q", env, mounts, tc.want, wanted)
+			}
+			// Where the kernel is not to be told of launch times, the gate sees whether the container runtime has set the policy: not here.
+			strict := slices.Contains(env, "TAKT_PRELOAD=required")
+			if hooks := created.GetAdjust().GetHooks().GetCreateRuntime(); (len(hooks) == 1 && hooks[0].Path == s.config.Gate) != strict {
+				t.Errorf("hooks %v", hooks)
+			}
+			told := gate.Pass(strings.NewReader(fmt.Sprintf(`{"id":%q,"pid":1}`, name)), gateSocket(s.config.RunDirectory))
+			if refused := told != nil && strings.Contains(told.Error(), codeNoSeccomp+": "); refused != strict {
+				t.Errorf("the gate says %v", told)
 			}
 		})
 	}

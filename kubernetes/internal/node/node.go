@@ -64,6 +64,7 @@ type Node struct {
 	misses *misses.Counter
 	// attended are the containers that may start without a reservation.
 	attended attended
+	denials  denials
 
 	// order wakes the one who publishes the cores in their new order.
 	order chan struct{}

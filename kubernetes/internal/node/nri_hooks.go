@@ -204,10 +204,15 @@ func podOf(pod *api.PodSandbox) Pod {
 
 // CreateContainer refuses containers whose claims are not prepared for their pod, or which have no runtime and need
 // one, and adjusts the others.
-func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Container) (adjustment *api.ContainerAdjustment, updates []*api.ContainerUpdate, err error) {
 	n, pod := p.n, podOf(sandbox)
 	defer n.metrics.hook("CreateContainer")()
-	adjustment := &api.ContainerAdjustment{}
+	defer func() {
+		if err != nil {
+			n.denials.remove(ctr.GetId())
+		}
+	}()
+	adjustment = &api.ContainerAdjustment{}
 	if err := n.connect(ctx, sandbox, ctr, adjustment); err != nil {
 		n.metrics.failed(atCreate)
 		n.tell(pod, reasonNetwork, "container "+ctr.GetName(), err)
@@ -248,6 +253,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 			policy = ctr.GetLinux().GetSeccompPolicy()
 		}
 		adjustment.SetLinuxSeccompPolicy(withoutPolicyCalls(policy))
+		n.denials.add(pod, ctr, policyCalls)
 	}
 	return adjustment, nil, nil
 }
@@ -459,6 +465,7 @@ func (p *nriPlugin) RemovePodSandbox(ctx context.Context, sandbox *api.PodSandbo
 // RemoveContainer is told when nothing of the container is left.
 func (p *nriPlugin) RemoveContainer(ctx context.Context, _ *api.PodSandbox, ctr *api.Container) error {
 	p.n.attended.remove(ctr.GetId())
+	p.n.denials.remove(ctr.GetId())
 	p.n.mu.Lock()
 	c := p.n.containers[ctr.GetId()]
 	p.n.mu.Unlock()

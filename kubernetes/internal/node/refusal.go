@@ -34,6 +34,7 @@ const (
 	codeNoPreload   = "PreloadMissing"
 	codeNoLibrary   = "LibraryMissing"
 	codeNoVeth      = "VethNotTaken"
+	codeNoSeccomp   = "SeccompNotSet"
 	codeNoGateTime  = "GateTimeNotOffered"
 	codeGateTime    = "GateTimeExceeded"
 	codeTogether    = "RefusedTogether"

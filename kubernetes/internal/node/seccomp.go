@@ -1,10 +1,14 @@
 package node
 
 import (
+	"encoding/json"
+	"fmt"
 	"runtime"
 	"slices"
+	"sync"
 
 	"github.com/containerd/nri/pkg/api"
+	ocispec "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
@@ -24,6 +28,87 @@ const (
 var architectures = map[string][]string{
 	"amd64": {"SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"},
 	"arm64": {"SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"},
+}
+
+// launchCalls are those by which the kernel could be told of launch times.
+var launchCalls = []string{"setsockopt", "io_uring_setup"}
+
+// denials are the calls that containers which have been created are to be denied. Container runtimes whose NRI does not know of
+// seccomp policies leave out what they are asked for, and say nothing.
+type denials struct {
+	mu  sync.Mutex
+	all map[string]denial
+}
+
+type denial struct {
+	pod   Pod
+	name  string
+	calls []string
+}
+
+func (d *denials) add(pod Pod, ctr *api.Container, calls []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.all == nil {
+		d.all = map[string]denial{}
+	}
+	calls = slices.Concat(d.all[ctr.GetId()].calls, calls)
+	d.all[ctr.GetId()] = denial{pod, ctr.GetName(), calls}
+}
+
+func (d *denials) remove(id string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.all, id)
+}
+
+// checkDenials refuses a container whose policy, as it was given to the kernel's side, allows what it is to be denied.
+func (n *Node) checkDenials(id string, given json.RawMessage) error {
+	n.denials.mu.Lock()
+	is, strict := n.denials.all[id]
+	n.denials.mu.Unlock()
+	if !strict {
+		return nil
+	}
+	var policy *ocispec.LinuxSeccomp
+	if len(given) > 0 {
+		if err := json.Unmarshal(given, &policy); err != nil {
+			return fmt.Errorf("cannot read the container's seccomp policy: %w", err)
+		}
+	}
+	call := allowed(policy, is.calls)
+	if call == "" {
+		return nil
+	}
+	err := refuse(codeNoSeccomp, "the container would be allowed to call %s: its runtime has not set the seccomp policy that NRI plugins ask for; containerd sets it from 2.2 on, CRI-O 1.34 does not, and changes: deny and a required preload need it", call)
+	n.metrics.failed(atCreate)
+	n.tell(is.pod, reasonRefused, "container "+is.name, err)
+	return err
+}
+
+// allowed is the first of some calls that a policy, nil for none, lets pass whatever its arguments are; empty: it lets none.
+func allowed(policy *ocispec.LinuxSeccomp, calls []string) string {
+	passes := func(action ocispec.LinuxSeccompAction) bool {
+		switch action {
+		case ocispec.ActAllow, ocispec.ActLog, ocispec.ActTrace, ocispec.ActNotify:
+			return true
+		}
+		return false
+	}
+	for _, call := range calls {
+		if policy == nil || slices.ContainsFunc(policy.Syscalls, func(rule ocispec.LinuxSyscall) bool {
+			return passes(rule.Action) && len(rule.Args) == 0 && slices.Contains(rule.Names, call)
+		}) {
+			return call
+		}
+		denied := slices.ContainsFunc(policy.Syscalls, func(rule ocispec.LinuxSyscall) bool {
+			return !passes(rule.Action) && slices.Contains(rule.Names, call)
+		})
+		if passes(policy.DefaultAction) && !denied {
+			return call
+		}
+	}
+	return ""
 }
 
 // denies says that a claim does not let its container change policies itself.
@@ -49,7 +134,7 @@ func withoutLaunchTimes(policy *api.LinuxSeccomp) *api.LinuxSeccomp {
 	allowed := policy == nil || slices.ContainsFunc(policy.Syscalls, func(rule *api.LinuxSyscall) bool {
 		return rule.Action == seccompAllow && len(rule.Args) == 0 && slices.Contains(rule.Names, call)
 	})
-	strict := without(policy, []string{call, "io_uring_setup"})
+	strict := without(policy, launchCalls)
 	strict.Architectures = slices.DeleteFunc(slices.Clone(strict.Architectures), func(name string) bool { return slices.Contains(narrow, name) })
 	is := func(at uint32, value uint64) *api.LinuxSeccompArg {
 		return &api.LinuxSeccompArg{Index: at, Value: value, Op: "SCMP_CMP_EQ"}

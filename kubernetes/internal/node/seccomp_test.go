@@ -94,6 +94,52 @@ func TestAContainerThatMayNotChangePoliciesIsCreatedSo(t *testing.T) {
 	}
 }
 
+// A container runtime that sets no policy though it was asked for one starts no container that needs it.
+func TestAContainerWhoseRuntimeSetsNoPolicyDoesNotStart(t *testing.T) {
+	for field, needs := range map[string]bool{`"changes":"deny"`: true, `"changes":"restore"`: false} {
+		for _, old := range []bool{false, true} {
+			s := newSite(t)
+			env := s.ready(s.claim("claim", strings.TrimSuffix(plain, "}")+","+field+"}", nil))
+			b := s.mustCreate("pod", "main", "idle", env)
+			b.old = old
+			err := b.gate()
+			if refused := err != nil; refused != (needs && old) || refused && !strings.Contains(err.Error(), codeNoSeccomp+": ") {
+				t.Errorf("%s, by a runtime that sets none %v: %v", field, old, err)
+			}
+			if told := s.events.of("pod", reasonRefused); (len(told) == 1) != (needs && old) {
+				t.Errorf("%s, by a runtime that sets none %v: the pod is told %q", field, old, told)
+			}
+		}
+	}
+}
+
+func TestWhatAPolicyAllowsIsSeen(t *testing.T) {
+	rule := func(action ocispec.LinuxSeccompAction, arguments int, names ...string) ocispec.LinuxSyscall {
+		return ocispec.LinuxSyscall{Names: names, Action: action, Args: make([]ocispec.LinuxSeccompArg, arguments)}
+	}
+	policy := func(action ocispec.LinuxSeccompAction, rules ...ocispec.LinuxSyscall) *ocispec.LinuxSeccomp {
+		return &ocispec.LinuxSeccomp{DefaultAction: action, Syscalls: rules}
+	}
+	for name, one := range map[string]struct {
+		policy *ocispec.LinuxSeccomp
+		want   string
+	}{
+		"none":                             {nil, "a"},
+		"all by default":                   {policy(ocispec.ActAllow), "a"},
+		"logged":                           {policy(ocispec.ActLog, rule(ocispec.ActErrno, 0, "a")), "b"},
+		"both denied":                      {policy(ocispec.ActAllow, rule(ocispec.ActErrno, 0, "x", "a"), rule(ocispec.ActKillProcess, 0, "b")), ""},
+		"denied by arguments":              {policy(ocispec.ActAllow, rule(ocispec.ActErrno, 2, "a"), rule(ocispec.ActErrno, 0, "b")), ""},
+		"none by default":                  {policy(ocispec.ActErrno, rule(ocispec.ActAllow, 0, "x")), ""},
+		"one allowed":                      {policy(ocispec.ActErrno, rule(ocispec.ActAllow, 0, "x", "b")), "b"},
+		"one allowed by arguments":         {policy(ocispec.ActErrno, rule(ocispec.ActAllow, 1, "b")), ""},
+		"denied, and allowed another time": {policy(ocispec.ActErrno, rule(ocispec.ActErrno, 0, "a"), rule(ocispec.ActAllow, 0, "a")), "a"},
+	} {
+		if got := allowed(one.policy, []string{"a", "b"}); got != one.want {
+			t.Errorf("%s: %q is allowed, not %q", name, got, one.want)
+		}
+	}
+}
+
 // tellTheKernel says what becomes of calls by which launch times could be set, and of others.
 func tellTheKernel() {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -39,6 +40,8 @@ var (
 	// dir is where node.sh keeps logs and process numbers.
 	dir = os.Getenv("TAKT_CLUSTER")
 	ctx = context.Background()
+	// containerRuntime is the program's name.
+	containerRuntime = cmp.Or(os.Getenv("TAKT_RUNTIME"), "containerd")
 )
 
 func TestMain(m *testing.M) {
@@ -505,7 +508,7 @@ func TestAHundredPodsThroughCrashesAreNeverUnreservedAndLeaveNothing(t *testing.
 	})
 	// In most rounds one of those who matter is killed, at any moment. The kubelet waits longer before every
 	// restart of the agent, so that this cannot be done as often as with the others.
-	kills := slices.Concat(slices.Repeat([]string{"takt-node"}, 3), slices.Repeat([]string{"containerd"}, 6), slices.Repeat([]string{"kubelet"}, 6))
+	kills := slices.Concat(slices.Repeat([]string{"takt-node"}, 3), slices.Repeat([]string{containerRuntime}, 6), slices.Repeat([]string{"kubelet"}, 6))
 	rand.Shuffle(len(kills), func(i, j int) { kills[i], kills[j] = kills[j], kills[i] })
 	for round := range rounds {
 		for i := range width {
