@@ -269,7 +269,7 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 		if !wish.veth() {
 			// Nobody else is there to keep programs that the preload does not see from sending at once.
 			adjustment.SetLinuxSeccompPolicy(withoutLaunchTimes(ctr.GetLinux().GetSeccompPolicy()))
-			n.denials.add(podOf(sandbox), ctr, launchCalls)
+			n.denials.add(podOf(sandbox), ctr, reasonNetwork, launchCalls)
 			// Whether the runtime does so is seen by the gate, which containers without a claim do not have else.
 			hook := n.records.hook()
 			adjustment.AddHooks(&api.Hooks{CreateRuntime: []*api.Hook{{Path: hook.Path, Args: hook.Args}}})

@@ -109,6 +109,9 @@ func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
 			if refused := told != nil && strings.Contains(told.Error(), codeNoSeccomp+": "); refused != strict {
 				t.Errorf("the gate says %v", told)
 			}
+			if told := s.events.of(name, reasonNetwork); (len(told) == 1 && strings.HasPrefix(told[0], codeNoSeccomp+": ")) != strict {
+				t.Errorf("the pod is told %q", told)
+			}
 		})
 	}
 	s.stop()

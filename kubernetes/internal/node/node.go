@@ -62,7 +62,7 @@ type Node struct {
 	gates *gateTimes
 	// misses counts missed deadlines; nil where nobody has any, or they cannot be counted.
 	misses *misses.Counter
-	// attended are the containers that may start without a reservation.
+	// attended are the containers that may start without a reservation, denials what others are to be denied.
 	attended attended
 	denials  denials
 

@@ -253,7 +253,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 			policy = ctr.GetLinux().GetSeccompPolicy()
 		}
 		adjustment.SetLinuxSeccompPolicy(withoutPolicyCalls(policy))
-		n.denials.add(pod, ctr, policyCalls)
+		n.denials.add(pod, ctr, reasonRefused, policyCalls)
 	}
 	return adjustment, nil, nil
 }

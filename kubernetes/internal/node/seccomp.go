@@ -41,19 +41,21 @@ type denials struct {
 }
 
 type denial struct {
-	pod   Pod
-	name  string
-	calls []string
+	pod  Pod
+	name string
+	// reason is that of the event if they are not denied.
+	reason string
+	calls  []string
 }
 
-func (d *denials) add(pod Pod, ctr *api.Container, calls []string) {
+func (d *denials) add(pod Pod, ctr *api.Container, reason string, calls []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.all == nil {
 		d.all = map[string]denial{}
 	}
 	calls = slices.Concat(d.all[ctr.GetId()].calls, calls)
-	d.all[ctr.GetId()] = denial{pod, ctr.GetName(), calls}
+	d.all[ctr.GetId()] = denial{pod, ctr.GetName(), reason, calls}
 }
 
 func (d *denials) remove(id string) {
@@ -82,7 +84,7 @@ func (n *Node) checkDenials(id string, given json.RawMessage) error {
 	}
 	err := refuse(codeNoSeccomp, "the container would be allowed to call %s: its runtime has not set the seccomp policy that NRI plugins ask for; containerd sets it from 2.2 on, CRI-O 1.34 does not, and changes: deny and a required preload need it", call)
 	n.metrics.failed(atCreate)
-	n.tell(is.pod, reasonRefused, "container "+is.name, err)
+	n.tell(is.pod, is.reason, "container "+is.name, err)
 	return err
 }
 
