@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME,RUSTUP_TOOLCHAIN,PROPTEST_RNG_SEED)
 
-.PHONY: help demo test setup setup-build build datapaths test-datapaths lint-datapaths site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-guests test-cluster cluster-up cluster-down bench bench-technologies bench-kubernetes install uninstall deb wheel clean
+.PHONY: help demo test setup setup-build build datapaths test-datapaths lint-datapaths site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-guests test-cluster test-cluster-machine test-cluster-crio cluster-up cluster-down bench bench-technologies bench-kubernetes install uninstall deb wheel clean
 
 help:
 	@echo "make demo     an isochronous talker with Takt beside bare metal and Flannel: a table and a report"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-oracle   the scheduler beside the kernel's own taprio and etf, in an emulated machine"
 	@echo "make test-guests   virtual machines with a distribution's kernel behind takt guest, emulated"
 	@echo "make test-cluster  takt-node in a real Kubernetes of one node, and of two (builds it the first time: a quarter of an hour)"
+	@echo "make test-cluster-machine  the same of one node in an emulated machine as nodes are: systemd, cgroup v2, a distribution's kernel (half an hour); test-cluster-crio: with CRI-O"
 	@echo "make cluster-up    such a Kubernetes to play with, until make cluster-down"
 	@echo "make datapaths      the datapaths that need libraries of their own ($(DATAPATHS)), into target/datapaths/release"
 	@echo "make test-datapaths them, linted and tested; and the benchmark over each beside the bare technology"
@@ -172,9 +173,9 @@ test-guests: setup
 
 # What the pods of a cluster are given.
 for_pods = $(CARGO) build -p taktd -p takt-preload -p takt-cli -p takt-capi -p takt-embedded && PROFILE=dev BUILD=target/debug scripts/preload.sh
-test-cluster: setup
+test-cluster test-cluster-machine test-cluster-crio: setup
 	$(for_pods)
-	$(SUDO) $(MAKE) -C kubernetes test-cluster
+	$(SUDO) $(MAKE) -C kubernetes $@
 
 # Go is all that these need beforehand.
 cluster-up cluster-down:
