@@ -3,6 +3,8 @@
 
 use std::collections::VecDeque;
 
+use takt::TaiTime;
+
 use crate::transmit::Request;
 
 /// Messages of a socket that may wait. The kernel keeps about as many for each neighbour.
@@ -16,6 +18,8 @@ pub struct Waiting {
     pub payload: Vec<u8>,
     /// What it asks for.
     pub request: Request,
+    /// When it began to wait.
+    pub since: TaiTime,
 }
 
 /// What waits of a socket, in the order in which it was sent.

@@ -523,6 +523,7 @@ fn hold(
         name: message.name().to_vec(),
         payload,
         request,
+        since: launch::now(),
     });
     Ok(())
 }
@@ -562,8 +563,9 @@ pub fn hand_over_held(socket: &Socket, fd: c_int, state: &mut State, inside: &In
             Obstacle::Unserved(reason) => reason,
             Obstacle::Untimed | Obstacle::Elsewhere | Obstacle::Error(_) => Reason::Malformed,
         };
-        // Whether it is too late, the runtime says, which tolerates some.
-        let over = launch::now().nanos_since(waiting.request.instant) > TOO_LATE;
+        // Whether it is too late, the runtime says, which tolerates some: also of what was when it began to wait.
+        let due = waiting.request.instant.max(waiting.since);
+        let over = launch::now().nanos_since(due) > TOO_LATE;
         if reason == Reason::Neighbour && !over {
             state.held.push(waiting);
             kept += 1;
