@@ -14,6 +14,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
+
+	"github.com/takt-dev/takt/kubernetes/internal/sched"
 )
 
 // license is what the kernel lets look at threads. The instructions below are this project's own, and offered under the MIT
@@ -27,14 +29,13 @@ const most = 8192
 type Count struct {
 	// Missed is how many deadlines it has missed.
 	Missed uint64
-	// deadline is the last of them, of the scheduler's clock.
-	deadline uint64
 	// Latest is by how much, at most, it was seen to run after one, in nanoseconds.
 	Latest uint64
 }
 
-// Where the parts of a Count, and of a running thread's record, are.
+// Where the parts of what is kept of a thread, and of a running one's record, are.
 const (
+	// How many deadlines it has missed, the last of them, and by how much it was late at most.
 	countMissed, countDeadline, countLatest, countBytes = 0, 8, 16, 24
 	// Which thread runs, until when it is to have had its runtime, how much that was, and since when it runs.
 	runTID, runDeadline, runRuntime, runSince, runBytes = 0, 8, 16, 24, 32
@@ -88,7 +89,7 @@ func begin() (*Counter, error) {
 
 // Of is what a thread has missed; nothing of one that has missed none.
 func (c *Counter) Of(tid int) (Count, error) {
-	var raw [3]uint64
+	var raw [countBytes / 8]uint64
 	err := c.counts.Lookup(uint32(tid), &raw)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		err = nil
@@ -96,7 +97,7 @@ func (c *Counter) Of(tid int) (Count, error) {
 	if err != nil {
 		return Count{}, fmt.Errorf("cannot read what thread %d has missed: %w", tid, err)
 	}
-	return Count{Missed: raw[0], deadline: raw[1], Latest: raw[2]}, nil
+	return Count{Missed: raw[countMissed/8], Latest: raw[countLatest/8]}, nil
 }
 
 // Close ends the counting.
@@ -170,9 +171,6 @@ func member(of *btf.Struct, path string) (uint32, error) {
 	}
 	return 0, fmt.Errorf("struct %s of this kernel has no %s", of.Name, path)
 }
-
-// policy is SCHED_DEADLINE.
-const policy = 6
 
 // instructions are the program. Registers: R6 the thread that has run, R7 the one that will, R8 the clock, R9 this CPU's
 // record of the former.
@@ -260,7 +258,7 @@ func instructions(at offsets, running, counts int) asm.Instructions {
 		asm.LoadMem(asm.R2, asm.R6, at.pid, asm.Word),
 		asm.JNE.Reg(asm.R1, asm.R2, "next"),
 		asm.LoadMem(asm.R2, asm.R6, at.policy, asm.Word),
-		asm.JNE.Imm(asm.R2, policy, "next"),
+		asm.JNE.Imm(asm.R2, int32(sched.Deadline), "next"),
 		asm.LoadMem(asm.R2, asm.R9, runDeadline, asm.DWord),
 		asm.JLE.Reg(asm.R8, asm.R2, "next"),
 		// Had it until when? What was taken from it while it ran, is taken for having been before the deadline: runtime + clock - (clockTask - since).
@@ -302,7 +300,7 @@ func instructions(at offsets, running, counts int) asm.Instructions {
 	// The thread that runs from now on, if it has anything left: whether its deadline has passed already.
 	program = append(program,
 		asm.LoadMem(asm.R1, asm.R7, at.policy, asm.Word).WithSymbol("next"),
-		asm.JNE.Imm(asm.R1, policy, "end"),
+		asm.JNE.Imm(asm.R1, int32(sched.Deadline), "end"),
 		asm.LoadMem(asm.R4, asm.R7, at.runtime, asm.DWord),
 		asm.JSLE.Imm(asm.R4, 0, "end"),
 		asm.LoadMem(asm.R1, asm.R7, at.pid, asm.Word),

@@ -58,6 +58,13 @@ func (d *denials) add(pod Pod, ctr *api.Container, reason string, calls []string
 	d.all[ctr.GetId()] = denial{pod, ctr.GetName(), reason, calls}
 }
 
+func (d *denials) of(id string) (denial, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	is, there := d.all[id]
+	return is, there
+}
+
 func (d *denials) remove(id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -66,9 +73,7 @@ func (d *denials) remove(id string) {
 
 // checkDenials refuses a container whose policy, as it was given to the kernel's side, allows what it is to be denied.
 func (n *Node) checkDenials(id string, given json.RawMessage) error {
-	n.denials.mu.Lock()
-	is, strict := n.denials.all[id]
-	n.denials.mu.Unlock()
+	is, strict := n.denials.of(id)
 	if !strict {
 		return nil
 	}

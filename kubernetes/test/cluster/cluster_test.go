@@ -451,11 +451,7 @@ func TestOverrunsAreTold(t *testing.T) {
 	running(t, "busy")
 	told(t, "busy", "ReservationOverrun", "2ms every 20ms")
 	// Missed deadlines are counted in the agent's pod, too.
-	agents, err := client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=takt-node"})
-	if err != nil || len(agents.Items) != 1 {
-		t.Fatalf("agents are %v, %v", agents, err)
-	}
-	metrics := scrape(t, "http://"+agents.Items[0].Status.PodIP+":9464/metrics")
+	metrics := scrape(t, agentMetrics(t))
 	if counted := metrics["takt_node_misses_counted"]; counted == nil || counted.GetMetric()[0].GetGauge().GetValue() != 1 {
 		t.Errorf("missed deadlines are not counted: %v", counted)
 	}

@@ -121,6 +121,16 @@ func read(families map[string]*dto.MetricFamily, metric string, labels map[strin
 	return sum
 }
 
+// agentMetrics is where the one agent's are.
+func agentMetrics(t *testing.T) string {
+	t.Helper()
+	agents, err := client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=takt-node"})
+	if err != nil || len(agents.Items) != 1 {
+		t.Fatalf("agents are %v, %v", agents, err)
+	}
+	return "http://" + agents.Items[0].Status.PodIP + ":9464/metrics"
+}
+
 func scrape(t *testing.T, address string) map[string]*dto.MetricFamily {
 	t.Helper()
 	web := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, Timeout: time.Minute}
@@ -182,11 +192,7 @@ func TestTheCostOfAnAllocation(t *testing.T) {
 	if err != nil || pods < 1 {
 		t.Skip("a measurement: run make bench-cluster")
 	}
-	agents, err := client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=takt-node"})
-	if err != nil || len(agents.Items) != 1 {
-		t.Fatalf("agents are %v, %v", agents, err)
-	}
-	scheduler, kubelet, agent := "https://127.0.0.1:10259/metrics", "https://127.0.0.1:10250/metrics", "http://"+agents.Items[0].Status.PodIP+":9464/metrics"
+	scheduler, kubelet, agent := "https://127.0.0.1:10259/metrics", "https://127.0.0.1:10250/metrics", agentMetrics(t)
 	of := func(name string, server *string, metric string, labels ...string) *component {
 		c := &component{Name: name, server: server, metric: metric, labels: map[string]string{}, With: &histogram{}, Without: &histogram{}}
 		for i := 0; i < len(labels); i += 2 {

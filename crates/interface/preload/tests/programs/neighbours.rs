@@ -48,10 +48,7 @@ fn what_waits_for_its_next_hop_leaves_though_that_has_answered_before_anybody_li
     let address = site.addresses()[0].to_string();
     command.arg(script("cold.py")).args([&address, "1"]);
     command.env("TAKT_PRELOAD", "required");
-    // The follower gives itself its name before anything else: it begins so many microseconds later.
-    let trace = ["-f", "-qq", "-o", "/dev/null", "-e", "trace=prctl"];
-    let late = [&trace[..], &["-e", "inject=prctl:delay_enter=300000"]].concat();
-    let running = Running::start(&mut traced(&site, &command, &late));
+    let running = Running::start(&mut followed_later(&site, &command, 300_000));
     for number in 0..3 {
         let (text, _) = listener.next_in_time();
         assert_eq!(text, format!("cold {number}").as_bytes());
@@ -98,9 +95,7 @@ fn what_waits_for_its_next_hop_keeps_its_place_in_a_declared_stream() {
     let mut command = site.command("python3");
     command.arg(script("periods.py")).arg(&address);
     command.env("TAKT_PRELOAD", "required");
-    let trace = ["-f", "-qq", "-o", "/dev/null", "-e", "trace=prctl"];
-    let late = [&trace[..], &["-e", "inject=prctl:delay_enter=400000"]].concat();
-    let running = Running::start(&mut traced(&site, &command, &late));
+    let running = Running::start(&mut followed_later(&site, &command, 400_000));
     for number in 0..4 {
         let (text, _) = listener.next_in_time();
         assert_eq!(text, format!("period {number}").as_bytes());
@@ -235,6 +230,13 @@ fn a_neighbour_whose_hardware_address_has_changed_is_asked_and_found_again() {
     for _ in 0..20 {
         listener.next_in_time();
     }
+}
+
+/// A command whose follower begins so many microseconds later: it gives itself its name before anything else.
+fn followed_later(site: &Site, command: &Command, microseconds: u32) -> Command {
+    let delay = format!("inject=prctl:delay_enter={microseconds}");
+    let options = ["-f", "-qq", "-o", "/dev/null", "-e", "trace=prctl", "-e"];
+    traced(site, command, &[&options[..], &[&delay]].concat())
 }
 
 /// A command under strace with some options: it has the preload, and strace has not.
