@@ -9,6 +9,8 @@ export BUILD=${BUILD:-target/debug}
 PROFILE=${PROFILE:-dev} scripts/preload.sh
 unset PREFIX DESTDIR SYSCONFDIR BINDIR LIBDIR INCLUDEDIR UNITDIR MANDIR
 top=$PWD
+# shellcheck source=tests/debian.sh
+source tests/debian.sh
 work=$(mktemp -d)
 trap 'rm -rf --one-file-system "$work"' EXIT
 
@@ -155,7 +157,7 @@ packages() {
     if [ ! -e "$fresh/complete" ]; then
         step "a fresh Debian 12"
         rm -rf "$fresh"
-        debootstrap --variant=minbase --include=iproute2 bookworm "$fresh" "${DEBIAN_MIRROR:-$(mirror)}" >"$work/out" 2>&1 \
+        debootstrap --variant=minbase --include=iproute2 bookworm "$fresh" "$(mirror)" >"$work/out" 2>&1 \
             || { tail -n 20 "$work/out"; fail debootstrap; }
         touch "$fresh/complete"
     fi
@@ -206,13 +208,6 @@ packages() {
     "${inside[@]}" sh -c 'ldconfig -p | grep /usr/local/lib/libtakt.so.0 >/dev/null' || fail "ldconfig was not run"
     "${inside[@]}" BUILD=build /src/scripts/install.sh uninstall >/dev/null
     if "${inside[@]}" sh -c 'ldconfig -p | grep libtakt'; then fail "the loader still knows the library"; fi
-}
-
-# The mirror that this machine uses itself.
-mirror() {
-    local found
-    found=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2>/dev/null | grep -v security | head -n 1)
-    echo "${found:-http://deb.debian.org/debian}"
 }
 
 case ${1:-all} in

@@ -11,6 +11,8 @@ work=$top/target/machine
 mkdir -p "$work"
 # shellcheck source=tests/emulation.sh
 source "$top/tests/emulation.sh"
+# shellcheck source=tests/debian.sh
+source "$top/tests/debian.sh"
 need debootstrap debootstrap
 need mke2fs e2fsprogs
 need modprobe kmod
@@ -24,9 +26,8 @@ base=$work/base
 if [ ! -e "$base.complete" ]; then
     echo "machine: a fresh Debian 12"
     rm -rf "$base"
-    mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2>/dev/null | grep -v security | head -n 1)
     debootstrap --variant=minbase --include=systemd-sysv,dbus,iproute2,openssl,procps,kmod,python3-minimal,libpython3-stdlib,libseccomp2,libssl3,iptables,ethtool,conmon,skopeo,containernetworking-plugins \
-        bookworm "$base" "${DEBIAN_MIRROR:-${mirror:-http://deb.debian.org/debian}}" >"$work/debootstrap.log" 2>&1 || { tail -n 20 "$work/debootstrap.log"; exit 1; }
+        bookworm "$base" "$(mirror)" >"$work/debootstrap.log" 2>&1 || { tail -n 20 "$work/debootstrap.log"; exit 1; }
     touch "$base.complete"
 fi
 
