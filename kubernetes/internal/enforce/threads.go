@@ -312,9 +312,9 @@ func (t *threads) stand(m move) error {
 	return ended(m.thread, err)
 }
 
-// ended forgives what failed because the thread is no more.
+// ended forgives what failed because the thread is no more, or about to be.
 func ended(thread sched.Thread, err error) error {
-	if err != nil && !thread.Alive() {
+	if err != nil && (errors.Is(err, syscall.ESRCH) || !thread.Alive()) {
 		return nil
 	}
 	return err

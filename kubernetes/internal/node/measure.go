@@ -113,7 +113,7 @@ func (n *Node) capacities(m measured) (capacities []int64, most int64) {
 		usable = append(usable, i)
 		if !n.offer.Roams {
 			d := n.drifts[cpu.ID]
-			capacities[i] = max(m.bound-d.lost-d.strangers(), 0)
+			capacities[i] = max(m.bound-d.lost()-d.strangers(), 0)
 		}
 	}
 	most = max(m.bound, 1)
@@ -150,7 +150,7 @@ func (n *Node) capacities(m measured) (capacities []int64, most int64) {
 func (n *Node) total(m measured, most int64) int64 {
 	d := n.drifts[everywhere]
 	// What is lost nobody runs: the kernel alone counts it. Strangers run, too.
-	total := int64(len(m.domain))*m.bound - d.lost - d.strangers()
+	total := int64(len(m.domain))*m.bound - d.lost() - d.strangers()
 	if !n.guaranteed() {
 		return total
 	}
@@ -186,7 +186,7 @@ func (n *Node) troubles(m measured, err error) map[int]string {
 	const remedy = "raise kernel.sched_rt_runtime_us, bring the node's CPUs online, end threads outside of claims, or delete pods"
 	if !n.offer.Roams {
 		for cpu, ppm := range consumed {
-			if now := max(m.bound-n.drifts[cpu].lost-n.drifts[cpu].strangers(), 0); found[cpu] == "" && ppm > now {
+			if now := max(m.bound-n.drifts[cpu].lost()-n.drifts[cpu].strangers(), 0); found[cpu] == "" && ppm > now {
 				found[cpu] = fmt.Sprintf("CPU %d has %d parts per million reserved, and only %d can be kept now: %s", cpu, ppm, now, remedy)
 			}
 		}
@@ -194,7 +194,7 @@ func (n *Node) troubles(m measured, err error) map[int]string {
 	}
 	short := ""
 	d := n.drifts[everywhere]
-	if gives := int64(len(m.domain))*m.bound - d.strangers() - d.lost; all > gives {
+	if gives := int64(len(m.domain))*m.bound - d.strangers() - d.lost(); all > gives {
 		short = fmt.Sprintf("claims have %d parts per million of a core reserved, and the kernel admits only %d now: %s", all, max(gives, 0), remedy)
 	} else if held := append(n.densities(""), d.densities()...); len(consumed) > 0 && n.guaranteed() && !admission.Schedulable(len(m.domain), held) {
 		short = fmt.Sprintf("the %d reservations that are there may miss deadlines on %d cores: %s", len(held), len(m.domain), remedy)
@@ -224,7 +224,7 @@ func (n *Node) troubleOf(c *container) string {
 // drifting says what the kernel counts beyond what claims hold. Call with n.mu held.
 func (n *Node) drifting() string {
 	switch d := n.driftInAll(); {
-	case d.lost > 0:
+	case d.lost() > 0:
 		return inventory.DriftLost
 	case len(d.outside) > 0:
 		return inventory.DriftOutside

@@ -199,7 +199,7 @@ func TestAPartitionThatIsInvalidIsToldAndTakesNothingMore(t *testing.T) {
 func TestADriftIsADevicesTaint(t *testing.T) {
 	root := machine(t, "0-1", "")
 	n := on(t, root, "cores: all\n", enforce.Deadline{})
-	n.drifts[everywhere] = drift{lost: 10_000}
+	n.drifts[everywhere] = drift{rest: 10_000}
 	before := n.offer.Capacities[0] + n.offer.Capacities[1]
 	n.mustMeasure(t)
 	for _, device := range inventory.Pool(n.offer).Slices[0].Devices {

@@ -187,7 +187,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 			checks = 0
 		} else {
 			gauge(admitted, float64(drift.admitted))
-			gauge(lost, float64(drift.lost))
+			gauge(lost, float64(drift.lost()))
 		}
 		gauge(checked, checks)
 		gauge(outside, float64(drift.strangers()))

@@ -21,6 +21,9 @@ import (
 const (
 	checkPace     = time.Second
 	checkPatience = 10 * time.Second
+	// looksEvery is after how many times that patience the threads of the machine are looked at, whatever the kernel
+	// counts: what it counts too little hides a thread outside of all claims that has as much.
+	looksEvery = 6
 	// checkSlack, in parts per million of a core, is what rounding may make.
 	checkSlack = 500
 )
@@ -30,14 +33,18 @@ type drift struct {
 	// since is when it began to be what it is, beyond; zero while there is none.
 	since  time.Time
 	beyond int64
-	// outside is what threads outside of all claims have, lost what nobody has.
+	// looked is when the threads of the machine were looked at, and outside what those outside of all claims had. Then
+	// the kernel counted rest more than threads have, or less, and could not be made to count right: it is not asked
+	// again for the same.
+	looked  time.Time
 	outside []sched.Attr
-	lost    int64
+	rest    int64
 	// admitted is what the kernel said last.
 	admitted int64
-	// inVain is the difference that was left when the kernel had counted anew: it is not asked again for the same.
-	inVain int64
 }
+
+// lost is what the kernel counts and nobody has.
+func (d drift) lost() int64 { return max(d.rest, 0) }
 
 // strangers is what threads outside of all claims have, as the kernel counts it.
 func (d drift) strangers() (sum int64) {
@@ -58,7 +65,7 @@ func (d drift) densities() (all []int64) {
 func (n *Node) driftInAll() (sum drift) {
 	for _, d := range n.drifts {
 		sum.outside = append(sum.outside, d.outside...)
-		sum.lost += d.lost
+		sum.rest += d.lost()
 		sum.admitted += d.admitted
 	}
 	return sum
@@ -160,23 +167,20 @@ func (n *Node) compare(ctx context.Context, domain rootDomain, patience time.Dur
 	n.mu.Lock()
 	d := n.drifts[domain.key]
 	switch {
-	case now <= checkSlack && now >= -checkSlack:
-		d.since, d.beyond, d.inVain = time.Time{}, 0, 0
+	case !beyondSlack(now - d.strangers() - d.rest):
+		d.since, d.beyond = time.Time{}, 0
 	case d.since.IsZero() || now != d.beyond:
 		d.since, d.beyond = time.Now(), now
 	}
 	// While threads come and go the kernel must not be made to count: it subtracts later what has ended before.
-	same, settled := d.since.IsZero(), time.Since(d.since) >= patience
-	if !same && settled {
-		d.since = time.Now() // to be looked at again only then: it takes a look at every thread of the machine
+	differs := !d.since.IsZero() && time.Since(d.since) >= patience
+	due := differs || d.since.IsZero() && time.Since(d.looked) >= looksEvery*patience
+	if due {
+		d.looked, d.since = time.Now(), time.Time{}
 	}
 	n.drifts[domain.key] = d
 	n.mu.Unlock()
-	if same {
-		n.settleDrift(ctx, domain, nil, 0)
-		return nil
-	}
-	if !settled {
+	if !due {
 		return nil
 	}
 	strangers, err := n.strangers(domain)
@@ -184,49 +188,52 @@ func (n *Node) compare(ctx context.Context, domain rootDomain, patience time.Dur
 		klog.FromContext(ctx).Error(err, "Cannot find who holds reservations outside of claims")
 		return nil
 	}
-	lost := now - (drift{outside: slices.Collect(maps.Values(strangers))}).strangers()
-	if (lost > checkSlack || lost < -checkSlack) && lost != d.inVain {
-		lost = n.reclaim(ctx, domain, lost, now-lost)
+	if again, err := n.beyond(domain); err != nil || again != now {
+		return err // somebody came or went meanwhile
 	}
-	if lost <= checkSlack {
-		lost = 0
+	rest := now - (drift{outside: slices.Collect(maps.Values(strangers))}).strangers()
+	if beyondSlack(rest) && rest != d.rest {
+		rest = n.reclaim(ctx, domain, rest, now-rest)
 	}
-	n.settleDrift(ctx, domain, strangers, lost)
+	if !beyondSlack(rest) {
+		rest = 0
+	}
+	n.settleDrift(ctx, domain, strangers, rest)
 	return nil
 }
 
-// reclaim has the kernel count anew and returns what is still lost; less than nothing where it counts too little.
-func (n *Node) reclaim(ctx context.Context, domain rootDomain, lost, strangers int64) int64 {
-	err := sched.Rebuild("/")
-	if err != nil && !errors.Is(err, sched.ErrNoRebuild) {
-		klog.FromContext(ctx).Error(err, "Cannot have lost bandwidth back")
-		n.metrics.failed(atReclaim)
-	}
-	left := lost
-	if err == nil {
-		now, err := n.beyond(domain)
-		if err != nil {
-			return lost
+func beyondSlack(ppm int64) bool { return ppm > checkSlack || ppm < -checkSlack }
+
+// reclaim has the kernel count anew what it counts too much, or too little, and returns what is still wrong.
+func (n *Node) reclaim(ctx context.Context, domain rootDomain, rest, strangers int64) int64 {
+	if err := sched.Rebuild("/"); err != nil {
+		if !errors.Is(err, sched.ErrNoRebuild) {
+			klog.FromContext(ctx).Error(err, "Cannot have the kernel count anew")
+			n.metrics.failed(atReclaim)
 		}
-		left = now - strangers
+		return rest
 	}
-	n.mu.Lock()
-	d := n.drifts[domain.key]
-	back := left <= checkSlack && left >= -checkSlack
-	if back {
-		n.reclaimed++
-		d.since, d.beyond, d.inVain = time.Time{}, 0, 0
-	} else {
-		d.inVain = left
+	now, err := n.beyond(domain)
+	if err != nil {
+		return rest
 	}
-	n.drifts[domain.key] = d
-	n.mu.Unlock()
-	if !back {
+	if left := now - strangers; beyondSlack(left) {
 		return left
 	}
-	klog.FromContext(ctx).Info("The kernel has counted anew what is reserved", "reclaimedPPM", lost)
-	n.nodeEvent(corev1.EventTypeNormal, reasonReclaimed, "the kernel counted %d parts per million of a core more than its threads have, and has counted anew", lost)
+	n.mu.Lock()
+	n.reclaimed++
+	n.mu.Unlock()
+	klog.FromContext(ctx).Info("The kernel has counted anew what is reserved", "reclaimedPPM", rest)
+	n.nodeEvent(corev1.EventTypeNormal, reasonReclaimed, "the kernel counted %s, and has counted anew", miscounted(rest))
 	return 0
+}
+
+// miscounted says how far the kernel is from what threads have.
+func miscounted(rest int64) string {
+	if rest < 0 {
+		return fmt.Sprintf("%d parts per million of a core less than its threads have", -rest)
+	}
+	return fmt.Sprintf("%d parts per million of a core more than its threads have", rest)
 }
 
 // beyond is what the kernel has admitted of a root domain beyond its own servers and what the containers of claims hold.
@@ -307,15 +314,15 @@ func named(threads map[int]sched.Attr) string {
 }
 
 // settleDrift publishes what is left beside what strangers have and what is lost, and tells the node.
-func (n *Node) settleDrift(ctx context.Context, domain rootDomain, strangers map[int]sched.Attr, lost int64) {
+func (n *Node) settleDrift(ctx context.Context, domain rootDomain, strangers map[int]sched.Attr, rest int64) {
 	var outside []sched.Attr
 	for _, tid := range slices.Sorted(maps.Keys(strangers)) {
 		outside = append(outside, strangers[tid])
 	}
 	n.mu.Lock()
 	d := n.drifts[domain.key]
-	changed := !slices.Equal(d.outside, outside) || d.lost != lost
-	d.outside, d.lost = outside, lost
+	changed := !slices.Equal(d.outside, outside) || d.rest != rest
+	d.outside, d.rest = outside, rest
 	n.drifts[domain.key] = d
 	n.mu.Unlock()
 	if !changed {
@@ -329,11 +336,15 @@ func (n *Node) settleDrift(ctx context.Context, domain rootDomain, strangers map
 		n.nodeEvent(corev1.EventTypeWarning, reasonStrangers, "threads outside of all claims have %d parts per million of a core with SCHED_DEADLINE: %s; what is published are capacities that hold beside them",
 			sum, named(strangers))
 	}
-	if lost > 0 {
-		klog.FromContext(ctx).Info("The kernel counts what no thread has, publishing less", "ppm", lost)
-		n.nodeEvent(corev1.EventTypeWarning, reasonBandwidthLost, "the kernel counts %d parts per million of a core that no thread has, until its CPUs are partitioned anew or the machine restarts; as much less is published",
-			lost)
+	if rest == 0 {
+		return
 	}
+	effect := "as much less is published"
+	if rest < 0 {
+		effect = "it may give as much more to threads outside of all claims, or, having come below nought, refuse reservations"
+	}
+	klog.FromContext(ctx).Info("The kernel counts otherwise than threads have", "ppm", rest)
+	n.nodeEvent(corev1.EventTypeWarning, reasonBandwidthLost, "the kernel counts %s, until its CPUs are partitioned anew or the machine restarts; %s", miscounted(rest), effect)
 }
 
 // nodeEvent tells the operators of the node.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -95,7 +96,7 @@ func TestBandwidthThatNoThreadHasIsFoundAndReclaimed(t *testing.T) {
 		t.Errorf("the node is told %q", told)
 	}
 	s.agent.checkOnce(context.Background(), 0)
-	if got := s.drift().lost; got != 0 {
+	if got := s.drift().lost(); got != 0 {
 		t.Errorf("%d ppm are still lost", got)
 	}
 	// What is held is counted on, whatever other tests do meanwhile.
@@ -139,6 +140,71 @@ func TestThreadsOutsideOfAllClaimsTakeFromWhatIsPublished(t *testing.T) {
 		s.agent.checkOnce(context.Background(), 0)
 		return sum(s.capacities()) > sum(before)-100_000
 	})
+}
+
+// The kernel subtracts what a thread had when the thread's bandwidth would have been used up, also if it has counted
+// anew meanwhile, without the thread: then it counts too little for good.
+func TestWhatTheKernelCountsTooLittleHidesNoStranger(t *testing.T) {
+	s := newSite(t)
+	debugfs(t)
+	if s.agent.checkOnce(context.Background(), 0); s.unreadable() {
+		t.Skip("the kernel does not say what it has admitted")
+	}
+	m, err := s.agent.measure("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	beyond := func() int64 {
+		ppm, err := s.agent.beyond(s.agent.domains(m)[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ppm
+	}
+	runtime.LockOSThread() // Pdeathsig is of the thread that forks
+	busy := exec.Command("sh", "-c", "while :; do :; done")
+	busy.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	if err := busy.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { busy.Process.Kill() })
+	if err := sched.Set(busy.Process.Pid, sched.Attr{Policy: sched.Deadline, Runtime: 800_000_000, Deadline: 4_000_000_000, Period: 4_000_000_000}); err != nil {
+		t.Fatal(err)
+	}
+	s.until("it has used some of its time", func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", busy.Process.Pid))
+		var ran int64
+		fmt.Sscan(string(stat), &ran)
+		return err == nil && ran > 300_000_000
+	})
+	busy.Process.Kill()
+	busy.Wait()
+	if err := sched.Rebuild("/"); err != nil {
+		t.Skip(err)
+	}
+	for began := time.Now(); beyond() > -150_000; time.Sleep(10 * time.Millisecond) {
+		if time.Since(began) > 5*time.Second { // longer than its period
+			t.Skip("this kernel does not count too little")
+		}
+	}
+	stranger := s.stranger() // is as much as the kernel counts too little
+	s.agent.checkOnce(context.Background(), 0)
+	if got := s.drift().strangers(); got < 199_000 {
+		t.Errorf("strangers have %d ppm", got)
+	}
+	// Counting anew is in vain where the kernel forgets all threads of the cpuset (see sched.Set).
+	told := s.toldNode(reasonBandwidthLost)
+	if beyond() < 199_000 && (len(told) == 0 || !strings.Contains(told[0], "less than its threads have")) {
+		t.Errorf("the node is told %q", told)
+	}
+	for range 3 {
+		s.agent.checkOnce(context.Background(), time.Hour)
+	}
+	if got := s.drift().strangers(); got < 199_000 {
+		t.Errorf("strangers have %d ppm when nothing has changed", got)
+	}
+	stranger.Process.Kill()
+	stranger.Wait()
 }
 
 // stranger is a process outside of all claims that has 4 ms every 20 ms.

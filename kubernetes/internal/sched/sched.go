@@ -58,8 +58,13 @@ type Attr struct {
 }
 
 // Set gives a thread a policy and reads it back, because a policy that is silently not there is the worst
-// of all outcomes.
+// of all outcomes. One that has begun to exit is none any more (ESRCH): up to Linux 6.18 at least, the kernel has taken
+// it off the SCHED_DEADLINE threads of its cpuset already and counts one too few, or too many, for ever. Where that
+// number is nought, it forgets what the cpuset's threads have the next time that it builds its scheduling domains.
 func Set(tid int, attr Attr) error {
+	if _, at, err := readStat(tid, tid); err == nil && at != running {
+		return fmt.Errorf("cannot set thread %d to %s: it exits: %w", tid, PolicyName(attr.Policy), unix.ESRCH)
+	}
 	err := unix.SchedSetAttr(tid, &unix.SchedAttr{
 		Policy: attr.Policy, Flags: attr.Flags, Priority: attr.Priority,
 		Runtime: attr.Runtime, Deadline: attr.Deadline, Period: attr.Period,

@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"errors"
 	"maps"
 	"os"
 	"os/exec"
@@ -143,6 +144,41 @@ func TestAReservationIsReadBackAndSeenExhausted(t *testing.T) {
 	}
 	if cpu := <-seen; cpu == 0 {
 		t.Error("a thread that used its runtime up has not run")
+	}
+}
+
+func TestAThreadThatHasEndedKeepsItsPolicy(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SCHED_DEADLINE needs root")
+	}
+	ended := exec.Command("sleep", "1000")
+	if err := ended.Start(); err != nil {
+		t.Fatal(err)
+	}
+	tid := ended.Process.Pid
+	attr := Attr{Policy: Deadline, Flags: ResetOnFork, Runtime: 1_000_000, Deadline: 100_000_000, Period: 100_000_000}
+	err := Set(tid, attr)
+	ended.Process.Kill()
+	defer ended.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, at, err := readStat(tid, tid); err != nil || at != running {
+			break
+		}
+		runtime.Gosched()
+	}
+	for _, to := range []Attr{{Policy: Other}, attr} {
+		if err := Set(tid, to); !errors.Is(err, unix.ESRCH) {
+			t.Errorf("setting it to %s says %v", PolicyName(to.Policy), err)
+		}
+	}
+	if err := Drop(tid); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("dropping it says %v", err)
+	}
+	if got, err := Get(tid); err == nil && got != attr {
+		t.Errorf("it has %+v", got)
 	}
 }
 

@@ -32,8 +32,8 @@ type Thread struct {
 
 // ReadThread reads what the kernel says of a thread. One that has ended is an error.
 func ReadThread(process, tid int) (Thread, error) {
-	thread, ended, err := readStat(process, tid)
-	if err == nil && ended {
+	thread, at, err := readStat(process, tid)
+	if err == nil && at == ended {
 		err = fmt.Errorf("thread %d has ended: %w", tid, os.ErrNotExist)
 	}
 	return thread, err
@@ -43,52 +43,70 @@ func ReadThread(process, tid int) (Thread, error) {
 // program may end its main thread and go on (pthread_exit), and the kernel keeps what is left of that thread,
 // a zombie, for as long.
 func ReadProcess(process int) (Thread, error) {
-	leader, ended, err := readStat(process, process)
-	if err == nil && ended && len(Threads(process)) == 0 {
+	leader, at, err := readStat(process, process)
+	if err == nil && at == ended && len(Threads(process)) == 0 {
 		err = fmt.Errorf("process %d has ended: %w", process, os.ErrNotExist)
 	}
 	return leader, err
 }
 
-// kernelThread is PF_KTHREAD (include/linux/sched.h).
-const kernelThread = 0x00200000
+// Flags of a thread: PF_EXITING and PF_KTHREAD (include/linux/sched.h).
+const (
+	exitingThread = 0x00000004
+	kernelThread  = 0x00200000
+)
 
-// readStat reads a thread, and whether it has ended and only waits to be reaped.
-func readStat(process, tid int) (thread Thread, ended bool, err error) {
+// stage is how far a thread is: one that exits may run still, one that has ended only waits to be reaped.
+type stage int
+
+const (
+	running stage = iota
+	exiting
+	ended
+)
+
+// readStat reads a thread, and how far it is.
+func readStat(process, tid int) (thread Thread, at stage, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", process, tid))
 	if err != nil {
-		return Thread{}, false, fmt.Errorf("cannot read thread %d: %w", tid, err)
+		return Thread{}, running, fmt.Errorf("cannot read thread %d: %w", tid, err)
 	}
 	// The name is in parentheses and may contain any of them: the last one ends it.
 	open, end := bytes.IndexByte(text, '('), bytes.LastIndexByte(text, ')')
 	if open < 0 || end < open {
-		return Thread{}, false, fmt.Errorf("cannot read thread %d: stat has no name", tid)
+		return Thread{}, running, fmt.Errorf("cannot read thread %d: stat has no name", tid)
 	}
 	fields := strings.Fields(string(text[end+1:]))
 	// state is field 3 of proc(5), ppid 4, session 6, flags 9, starttime 22.
 	if len(fields) < 20 {
-		return Thread{}, false, fmt.Errorf("cannot read thread %d: stat ends early", tid)
+		return Thread{}, running, fmt.Errorf("cannot read thread %d: stat ends early", tid)
 	}
 	parent, err := strconv.Atoi(fields[1])
 	if err != nil {
-		return Thread{}, false, fmt.Errorf("cannot read thread %d: parent %q", tid, fields[1])
+		return Thread{}, running, fmt.Errorf("cannot read thread %d: parent %q", tid, fields[1])
 	}
 	session, err := strconv.Atoi(fields[3])
 	if err != nil {
-		return Thread{}, false, fmt.Errorf("cannot read thread %d: session %q", tid, fields[3])
+		return Thread{}, running, fmt.Errorf("cannot read thread %d: session %q", tid, fields[3])
 	}
 	flags, err := strconv.ParseUint(fields[6], 10, 64)
 	if err != nil {
-		return Thread{}, false, fmt.Errorf("cannot read thread %d: flags %q", tid, fields[6])
+		return Thread{}, running, fmt.Errorf("cannot read thread %d: flags %q", tid, fields[6])
 	}
 	start, err := strconv.ParseUint(fields[19], 10, 64)
 	if err != nil {
-		return Thread{}, false, fmt.Errorf("cannot read thread %d: start time %q", tid, fields[19])
+		return Thread{}, running, fmt.Errorf("cannot read thread %d: start time %q", tid, fields[19])
+	}
+	switch {
+	case fields[0] == "Z" || fields[0] == "X":
+		at = ended
+	case flags&exitingThread != 0:
+		at = exiting
 	}
 	return Thread{
 		TID: tid, Process: process, Parent: parent, Session: session, Start: start,
 		Name: string(text[open+1 : end]), Runnable: fields[0] == "R", Kernel: flags&kernelThread != 0,
-	}, fields[0] == "Z" || fields[0] == "X", nil
+	}, at, nil
 }
 
 // ThreadIDs are the numbers of a process' threads at the moment, ended ones that wait to be reaped among them;
@@ -137,8 +155,8 @@ func (t Thread) ProcessAlive() bool {
 
 // Headless says that the very process that the thread was read of goes on without its first thread, which t is.
 func (t Thread) Headless() bool {
-	now, ended, err := readStat(t.Process, t.Process)
-	return err == nil && ended && now.Start == t.Start && len(Threads(t.Process)) > 0
+	now, at, err := readStat(t.Process, t.Process)
+	return err == nil && at == ended && now.Start == t.Start && len(Threads(t.Process)) > 0
 }
 
 // clockTicks are those of a second in which the kernel tells times (USER_HZ, the same on all machines that it
