@@ -63,5 +63,10 @@ done
 if [ "${1:-}" = crio ]; then
 	step crio v1.34.0 crio
 fi
+if [ "${1:-}" = kuberay ]; then
+	# The operator, whose images are in no registry of packages, and the DNS that Ray's workers find their head by.
+	step ray-operator v1.5.0 program github.com/ray-project/kuberay/ray-operator@v1.5.0
+	step coredns v1.12.4 program github.com/coredns/coredns@v1.12.4
+fi
 step kube "$(sha256sum "$here/kube/go.sum" "$here/kube/main.go" | sha256sum | cut -c1-12)" module kube
 echo "$cache/bin"
