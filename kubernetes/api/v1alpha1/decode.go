@@ -22,7 +22,7 @@ func Decode(data []byte) (*Parameters, error) {
 		return nil, fmt.Errorf("cannot read parameters: %w", err)
 	}
 	if len(mistakes) > 0 {
-		return nil, fmt.Errorf("cannot read parameters: %w: the fields are apiVersion, kind, runtime, period, deadline, policy, threads, overrun, changes, startup",
+		return nil, fmt.Errorf("cannot read parameters: %w: the fields are apiVersion, kind, runtime, period, deadline, policy, threads, overrun, changes, startup, minRuntime, maxRuntime",
 			errors.Join(mistakes...))
 	}
 	return p, nil

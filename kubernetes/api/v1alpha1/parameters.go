@@ -114,6 +114,10 @@ type Parameters struct {
 	// gives reservations: what a program does to begin may need far more than it does in each period. From
 	// the start if absent.
 	Startup *Duration `json:"startup,omitempty"`
+	// MinRuntime and MaxRuntime are the least and the most that the runtime of a thread may be set to while it runs (`takt
+	// reserve tune`); the runtime if absent. What is set aside is for the most.
+	MinRuntime *Duration `json:"minRuntime,omitempty"`
+	MaxRuntime *Duration `json:"maxRuntime,omitempty"`
 }
 
 // Limits are what the kernel of a node accepts (sysctl kernel.sched_deadline_period_{min,max}_us).
@@ -132,6 +136,24 @@ func (p *Parameters) RelativeDeadline() Duration {
 	return p.Period
 }
 
+// RuntimeRange are the least and the most that the runtime may be set to.
+func (p *Parameters) RuntimeRange() (least, most Duration) {
+	least, most = p.Runtime, p.Runtime
+	if p.MinRuntime != nil {
+		least = *p.MinRuntime
+	}
+	if p.MaxRuntime != nil {
+		most = *p.MaxRuntime
+	}
+	return least, most
+}
+
+// Tunable says whether the runtime may be set to another.
+func (p *Parameters) Tunable() bool {
+	least, most := p.RuntimeRange()
+	return least != most
+}
+
 // Selection is the rule by which threads are chosen, with the default filled in.
 func (p *Parameters) Selection() Selection {
 	if p.Threads.Select == "" {
@@ -148,12 +170,13 @@ func (p *Parameters) OverrunRule() Overrun {
 	return p.Overrun
 }
 
-// PartsPerMillion is the bandwidth that each core must have left for the reservation: runtime over
+// PartsPerMillion is the bandwidth that each core must have left for the reservation: the largest runtime over
 // deadline, rounded up. With a deadline before the end of the period it is the density, because
 // reservations whose densities fit a core meet their deadlines under EDF, and those whose Q/P alone fit
 // may not.
 func (p *Parameters) PartsPerMillion() int64 {
-	return ppm(p.Runtime.Nanoseconds(), p.RelativeDeadline().Nanoseconds())
+	_, most := p.RuntimeRange()
+	return ppm(most.Nanoseconds(), p.RelativeDeadline().Nanoseconds())
 }
 
 // ppm is 10^6 * runtime / period, rounded up; runtime <= period, period > 0.
@@ -209,9 +232,20 @@ func (p *Parameters) validateTimes(limits Limits) error {
 	if p.Period == 0 {
 		return fmt.Errorf("period is missing or zero: say how often the runtime is needed, as in \"10ms\"")
 	}
-	if p.Runtime < MinRuntime {
-		return fmt.Errorf("runtime %s is below the kernel's least of %s: ask for more, or for the same share of a longer period",
-			p.Runtime, MinRuntime)
+	least, most := p.RuntimeRange()
+	if least < MinRuntime {
+		what := "runtime"
+		if p.MinRuntime != nil {
+			what = "minRuntime"
+		}
+		return fmt.Errorf("%s %s is below the kernel's least of %s: ask for more, or for the same share of a longer period",
+			what, least, MinRuntime)
+	}
+	if least > p.Runtime {
+		return fmt.Errorf("minRuntime %s is above the runtime %s: make it at most that", least, p.Runtime)
+	}
+	if most < p.Runtime {
+		return fmt.Errorf("maxRuntime %s is below the runtime %s: make it at least that", most, p.Runtime)
 	}
 	if p.Period < limits.PeriodMin {
 		return fmt.Errorf("period %s is below the node's least of %s: make it longer, or lower kernel.sched_deadline_period_min_us there",
@@ -229,13 +263,16 @@ func (p *Parameters) validateTimes(limits Limits) error {
 			return fmt.Errorf("deadline %s is after the period's end, %s: make it at most that", *p.Deadline, p.Period)
 		}
 	}
-	if p.Runtime > p.RelativeDeadline() {
-		what := "period"
+	if most > p.RelativeDeadline() {
+		what, whose := "period", "runtime"
 		if p.Deadline != nil {
 			what = "deadline"
 		}
-		return fmt.Errorf("runtime %s exceeds the %s %s: one core gives at most as much time as passes",
-			p.Runtime, what, p.RelativeDeadline())
+		if most > p.Runtime {
+			whose = "maxRuntime"
+		}
+		return fmt.Errorf("%s %s exceeds the %s %s: one core gives at most as much time as passes",
+			whose, most, what, p.RelativeDeadline())
 	}
 	return nil
 }
@@ -275,8 +312,9 @@ func (p *Parameters) validateThreads(cores int) error {
 // node's own check: the request for capacity and the parameters are two fields that users write.
 func (p *Parameters) FitsCapacity(consumedPPM int64) error {
 	if need := p.PartsPerMillion(); need > consumedPPM {
+		_, most := p.RuntimeRange()
 		return fmt.Errorf("runtime %s in %s needs %d parts per million of a core, but the claim requests %d: set capacity.requests.%s to %d",
-			p.Runtime, p.RelativeDeadline(), need, consumedPPM, Bandwidth, need)
+			most, p.RelativeDeadline(), need, consumedPPM, Bandwidth, need)
 	}
 	return nil
 }

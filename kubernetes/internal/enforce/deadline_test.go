@@ -702,6 +702,42 @@ func TestAFullMachineIsNotTakenForOneWithoutSCHEDDEADLINE(t *testing.T) {
 	}
 }
 
+func TestARuntimeWithinWhatTheClaimAllowsIsKept(t *testing.T) {
+	p := begin(t)
+	g := grant("a", 2*ms, 20*ms, 1, reservation.Threads{})
+	least, most := reservation.Duration(ms), reservation.Duration(3*ms)
+	g.Parameters.MinRuntime, g.Parameters.MaxRuntime = &least, &most
+	e := enforce(t, Deadline{}, p, g)
+	tune := func(runtime uint64) {
+		attr := policy(t, p.cmd.Process.Pid)
+		attr.Runtime = runtime
+		if err := sched.Set(p.cmd.Process.Pid, attr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, runtime := range []uint64{3_000_000, 1_000_000} {
+		tune(runtime)
+		if state := refresh(t, e)[0]; state.Restored != 0 {
+			t.Errorf("restored from %d", runtime)
+		}
+		if got := policy(t, p.cmd.Process.Pid).Runtime; got != runtime {
+			t.Errorf("set to %d, it has %d", runtime, got)
+		}
+	}
+	// Another agent finds it so.
+	again := enforce(t, Deadline{}, p, g)
+	if state := refresh(t, again)[0]; state.Restored != 0 || len(state.Threads) != 1 || policy(t, p.cmd.Process.Pid).Runtime != 1_000_000 {
+		t.Errorf("after a restart it is %+v", state)
+	}
+	for _, runtime := range []uint64{3_000_001, 999_999} {
+		tune(runtime)
+		refresh(t, again)
+		if got := policy(t, p.cmd.Process.Pid).Runtime; got != 2_000_000 {
+			t.Errorf("set to %d, it has %d and not its own", runtime, got)
+		}
+	}
+}
+
 func TestAContainerBeginsAsOrdinaryThreadsForItsStartup(t *testing.T) {
 	p := begin(t)
 	g := grant("a", 2*ms, 20*ms, 1, reservation.Threads{})

@@ -104,6 +104,10 @@ func (g *Group) Accepts(grants []Grant) error {
 		if p.Startup != nil {
 			return fmt.Errorf("startup %s is not available: the backend %s gives a group its budget before it begins; leave startup out", *p.Startup, g.name)
 		}
+		if p.Tunable() {
+			least, most := p.RuntimeRange()
+			return fmt.Errorf("a runtime from %s to %s is not available: the backend %s gives a group one budget; leave minRuntime and maxRuntime out", least, most, g.name)
+		}
 		if share := g.budgets.knob.share(grant); slices.Max(share) == 0 {
 			return fmt.Errorf("runtime %s every %s is nothing in the units of %s: ask for at least 1us and a millionth of the period",
 				p.Runtime, p.Period, g.name)

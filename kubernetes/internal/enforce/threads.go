@@ -159,7 +159,7 @@ func (t *threads) restore(s *seats, at int) error {
 		return nil
 	}
 	got, err := sched.Get(thread.TID)
-	if err == nil && got == t.attr(s.grant) {
+	if err == nil && t.granted(s.grant, got) {
 		return nil
 	}
 	if s.restored == MostRestored {
@@ -177,6 +177,15 @@ func (t *threads) restore(s *seats, at int) error {
 		s.restored++
 	}
 	return nil
+}
+
+// granted says whether a thread has what a grant gives: its own runtime, or another one that its claim allows.
+func (t *threads) granted(grant Grant, has sched.Attr) bool {
+	attr := t.attr(grant)
+	if least, most := grant.Parameters.RuntimeRange(); has.Runtime >= least.Nanoseconds() && has.Runtime <= most.Nanoseconds() {
+		has.Runtime = attr.Runtime
+	}
+	return has == attr
 }
 
 // widen notes whether a thread may still run on all CPUs that its reservation counts on: a cpuset can take some
@@ -461,7 +470,7 @@ func (t *threads) adopt() error {
 func (t *threads) adoptOne(thread sched.Thread, index int, attr sched.Attr) bool {
 	for _, s := range t.all {
 		asked := s.grant.Parameters.Selection() == reservation.SelectAsk
-		if attr != t.attr(s.grant) || (!asked && !s.matches(thread, index)) {
+		if !t.granted(s.grant, attr) || (!asked && !s.matches(thread, index)) {
 			continue
 		}
 		for i := range s.held {

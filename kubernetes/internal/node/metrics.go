@@ -245,7 +245,8 @@ func (n *Node) tardiness() float64 {
 	for _, claim := range n.claims {
 		for _, request := range claim.Requests {
 			p := request.Parameters
-			server := admission.Server{Runtime: p.Runtime.Nanoseconds(), Deadline: p.RelativeDeadline().Nanoseconds(), Period: p.Period.Nanoseconds()}
+			_, most := p.RuntimeRange()
+			server := admission.Server{Runtime: most.Nanoseconds(), Deadline: p.RelativeDeadline().Nanoseconds(), Period: p.Period.Nanoseconds()}
 			held = append(held, slices.Repeat([]admission.Server{server}, len(request.Devices))...)
 		}
 	}

@@ -73,6 +73,8 @@ const (
 	// grantVariable begins the name of the environment variable by which a container with a reservation
 	// is known. A pod may forge it, so it is believed only together with the pod's UID.
 	grantVariable = "TAKT_GRANT_"
+	// tuneVariable begins the name of the one that says from what to what, in nanoseconds, the runtime may be set.
+	tuneVariable = "TAKT_TUNE_"
 	// socketVariable tells a program where its threads ask.
 	socketVariable = "TAKT_RESERVATION_SOCKET"
 	// askSocket is the name of that socket.
@@ -186,6 +188,9 @@ func (s records) spec(r *Record) (*cdispec.Spec, error) {
 		edits := cdispec.ContainerEdits{
 			Env:   []string{variableName(grantVariable, r.Claim, q.Name) + "=" + key(r.Claim, q.Name)},
 			Hooks: []*cdispec.Hook{s.hook()},
+		}
+		if least, most := q.Parameters.RuntimeRange(); least != most {
+			edits.Env = append(edits.Env, fmt.Sprintf("%s=%d %d", variableName(tuneVariable, r.Claim, q.Name), least.Nanoseconds(), most.Nanoseconds()))
 		}
 		if q.Parameters.Selection() == reservation.SelectAsk {
 			edits.Env = append(edits.Env, socketVariable+"="+filepath.Join(insideDir(r.Claim), askSocket))

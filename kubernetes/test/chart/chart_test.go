@@ -781,13 +781,19 @@ func TestThePolicyRefusesWhatTheNodeWould(t *testing.T) {
 		"a deadline": {func(s *resourcev1.ResourceClaimSpec) {
 			opaque(s).Parameters = parameters(`"runtime":"3ms","period":"10ms","deadline":"9ms"`)
 		}, "less than"},
+		"a most that is not claimed": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = parameters(`"runtime":"3ms","period":"10ms","maxRuntime":"4ms"`)
+		}, "where there is a maxRuntime it is that one"},
+		"a least above it": {func(s *resourcev1.ResourceClaimSpec) {
+			opaque(s).Parameters = parameters(`"runtime":"3ms","period":"10ms","minRuntime":"4ms"`)
+		}, "minRuntime is at most runtime"},
 		"no parameters":  {func(s *resourcev1.ResourceClaimSpec) { s.Devices.Config = nil }, "needs parameters"},
 		"of another":     {func(s *resourcev1.ResourceClaimSpec) { s.Devices.Config[0].Requests = []string{"gpu"} }, "needs parameters"},
 		"another driver": {func(s *resourcev1.ResourceClaimSpec) { opaque(s).Driver = "gpu.example.com" }, "needs parameters"},
 		"no runtime":     {func(s *resourcev1.ResourceClaimSpec) { opaque(s).Parameters = parameters(`"period":"10ms"`) }, "runtime and period"},
 		"a bare number": {func(s *resourcev1.ResourceClaimSpec) {
 			opaque(s).Parameters = parameters(`"runtime":3,"period":"10ms"`)
-		}, "InvalidParameters: runtime, period, deadline and startup are numbers"},
+		}, "InvalidParameters: runtime, period, deadline, startup, minRuntime and maxRuntime are numbers"},
 		"finer than a nanosecond": {func(s *resourcev1.ResourceClaimSpec) {
 			opaque(s).Parameters = parameters(`"runtime":"3.0000001ms","period":"10ms"`)
 		}, "exact to the nanosecond"},
