@@ -47,6 +47,7 @@ mod reservation;
 mod single;
 mod supply;
 mod task;
+pub mod tune;
 
 pub use check::{Cause, Failure, Outcome, TaskVerdict, Verdict, check};
 pub use nanos::{Nanos, ParseNanosError};

@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -51,6 +54,37 @@ func ready(name string) (metav1.ConditionStatus, string) {
 		return metav1.ConditionUnknown, ""
 	}
 	return c.Status.Devices[0].Conditions[0].Status, c.Status.Devices[0].Conditions[0].Reason
+}
+
+// A program that wants all that there is gets twice of what it has, as far as its claim allows, and the agent leaves it so.
+func TestAPodIsTunedWithinWhatItsClaimAllows(t *testing.T) {
+	takt := filepath.Join(os.Getenv("TAKT_BUILT"), "takt")
+	if _, err := os.Stat(takt); os.Getenv("TAKT_BUILT") == "" || err != nil {
+		t.Skip("the program takt has not been built: make build")
+	}
+	tune := func(name string) string {
+		out, err := exec.Command(takt, "reserve", "tune", "--process", strconv.Itoa(running(t, name)), "--seconds", "2", "--set").CombinedOutput()
+		if err != nil && name == "tuned" {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return string(out)
+	}
+	create(t, claim("tuned", 1, 350_000, `"runtime":"4ms","minRuntime":"1ms","maxRuntime":"7ms","period":"20ms"`), pod("tuned", "tuned", "busy"),
+		claim("fixed", 1, 200_000, `"runtime":"4ms","period":"20ms"`), pod("fixed", "fixed", "busy"))
+	attr := sched.Attr{Policy: sched.Deadline, Flags: sched.ResetOnFork, Runtime: 4_000_000, Deadline: 20_000_000, Period: 20_000_000}
+	pid := running(t, "tuned")
+	until(t, "it has the claim's runtime", func() bool { return holders(pid, attr) == 1 })
+	said := tune("tuned")
+	attr.Runtime = 7_000_000
+	for range 20 {
+		if holders(pid, attr) != 1 {
+			t.Fatalf("the thread has not been given the most that its claim allows, or not kept it:\n%s", said)
+		}
+		time.Sleep(100 * time.Millisecond) // as often as the agent looks
+	}
+	if said := tune("fixed"); !strings.Contains(said, "add minRuntime and maxRuntime") {
+		t.Errorf("of a claim that allows nothing it says %s", said)
+	}
 }
 
 func TestAProgramWhoseMainThreadEndsKeepsItsReservationsAndIsDrained(t *testing.T) {

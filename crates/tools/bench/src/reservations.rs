@@ -8,6 +8,7 @@
 //! schedules all reservations together by global EDF, which not every set that it admits is proven under.
 
 pub mod account;
+mod deadline;
 mod gaps;
 mod run;
 mod thread;
@@ -23,6 +24,7 @@ use takt_reserve::{
 };
 
 use crate::awake::usable_cores;
+pub use deadline::Deadline;
 pub use gaps::Gap;
 pub use run::{Miss, RunOutcome, Threads, run};
 

@@ -10,6 +10,7 @@ mod node;
 mod plan;
 mod source;
 mod status;
+mod tune;
 mod watch;
 
 use clap::{Args, Subcommand};
@@ -37,6 +38,7 @@ Examples:
   takt reserve plan tasks.yaml
   takt reserve check tasks.yaml --runtime 3500us --period 10ms --svg supply.svg
   takt reserve claim --runtime 2ms --period 10ms --cores 2 | kubectl apply -f -
+  takt reserve tune --process \"$(pgrep -x controller)\"
   takt reserve status";
 
 /// Finds, checks and asks for CPU reservations.
@@ -55,6 +57,8 @@ enum Action {
     Check(check::Check),
     /// Estimate C and T of a program's threads by watching it run
     Measure(measure::Measure),
+    /// Compare what a running program's threads have reserved with what they need, and set it
+    Tune(tune::Tune),
     /// Write the Kubernetes manifest of a reservation
     Claim(claim::Claim),
     /// Say who holds which reservation of a cluster, what is free, and where a claim would fit
@@ -67,6 +71,7 @@ impl Reserve {
             Action::Plan(plan) => plan.run(),
             Action::Check(check) => check.run(),
             Action::Measure(measure) => measure.run(),
+            Action::Tune(tune) => tune.run(),
             Action::Claim(claim) => claim.run(),
             Action::Status(status) => status.run(),
         }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use support::{Ran, run, takt};
+use takt_bench::reservations::Deadline;
+use takt_reserve::Nanos;
 use takt_testing::Directory;
 
 const TASKS: &str = "\
@@ -359,8 +361,65 @@ fn bandwidth_is_rounded_up_and_texts_stay_texts() {
 }
 
 #[test]
+fn bandwidth_is_claimed_for_the_most_that_may_be_set() {
+    let ran = reserve(&[
+        "claim",
+        "--runtime",
+        "4ms",
+        "--period",
+        "20ms",
+        "--min-runtime",
+        "1ms",
+        "--max-runtime",
+        "8ms",
+    ]);
+    let devices = &documents(&ran.out)[0]["spec"]["devices"];
+    assert_eq!(
+        devices["requests"][0]["exactly"]["capacity"]["requests"]["bandwidth"],
+        "400000"
+    );
+    let parameters = &devices["config"][0]["opaque"]["parameters"];
+    assert_eq!(parameters["runtime"], "4ms");
+    assert_eq!(parameters["minRuntime"], "1ms");
+    assert_eq!(parameters["maxRuntime"], "8ms");
+}
+
+#[test]
 fn claims_that_the_node_would_refuse_are_refused_before() {
     for (wrong, remedy) in [
+        (
+            &[
+                "--runtime",
+                "2ms",
+                "--period",
+                "9ms",
+                "--min-runtime",
+                "3ms",
+            ][..],
+            "from the kernel's least, 1.024us, to the runtime, 2ms",
+        ),
+        (
+            &[
+                "--runtime",
+                "2ms",
+                "--period",
+                "9ms",
+                "--max-runtime",
+                "1ms",
+            ],
+            "--max-runtime 1ms is below the runtime 2ms",
+        ),
+        (
+            &[
+                "--runtime",
+                "2ms",
+                "--period",
+                "9ms",
+                "--max-runtime",
+                "10ms",
+            ],
+            "--max-runtime 10ms exceeds the period 9ms",
+        ),
         (
             &["--runtime", "11ms", "--period", "10ms"][..],
             "exceeds the period",
@@ -643,6 +702,198 @@ fn a_process_that_cannot_be_followed_is_told_by_its_number() {
     for wrong in [&["--process", "0"][..], &["--process", "1", "--", "true"]] {
         let ran = reserve(&[&["measure"], wrong].concat());
         assert_eq!(ran.code, Some(2), "{ran:?}");
+    }
+}
+
+/// What is tuned below: a thread that has `RUNTIME` of every 20 ms and works for 2 ms of CPU time in it, for as long as its
+/// standard input is open.
+#[test]
+#[ignore = "a program, not a test"]
+fn a_program_with_a_reservation() {
+    let ticker = std::thread::Builder::new().name("tuned".into());
+    let thread = ticker.spawn(|| {
+        let runtime = std::env::var("RUNTIME").expect("a runtime").parse();
+        let reserved = Deadline {
+            runtime: Nanos::new(runtime.expect("nanoseconds")),
+            deadline: Nanos::from_millis(20),
+            period: Nanos::from_millis(20),
+            flags: 1, // SCHED_FLAG_RESET_ON_FORK
+        };
+        if let Err(error) = reserved.give(0) {
+            println!("refused {error}");
+            return;
+        }
+        println!("ready");
+        let clock = rustix::time::ClockId::ThreadCPUTime;
+        let ran = || Duration::try_from(rustix::time::clock_gettime(clock)).expect("a time");
+        let mut next = Instant::now();
+        loop {
+            let begun = ran();
+            while ran() - begun < Duration::from_millis(2) {
+                std::hint::spin_loop();
+            }
+            next += PERIOD;
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        }
+    });
+    thread.expect("a thread");
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+/// Starts it, with variables of its environment; none where the kernel gives no reservation.
+fn start_with_a_reservation(variables: &[(&str, &str)]) -> Option<std::process::Child> {
+    let program = std::env::current_exe().expect("this program");
+    let mut running = std::process::Command::new(program)
+        .args([
+            "--quiet",
+            "--ignored",
+            "--nocapture",
+            "--exact",
+            "a_program_with_a_reservation",
+        ])
+        .envs(variables.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the program");
+    let said = std::io::BufReader::new(running.stdout.take().expect("its output"));
+    for line in std::io::BufRead::lines(said).map_while(Result::ok) {
+        if line.contains("ready") {
+            return Some(running);
+        }
+        if line.contains("refused") {
+            eprintln!("skipped: {line}");
+            break;
+        }
+    }
+    let _ = running.kill();
+    let _ = running.wait();
+    None
+}
+
+/// Tunes the thread `tuned` of a program that begins with a runtime of `RUNTIME`; none where that cannot be done here.
+fn tune(variables: &[(&str, &str)], arguments: &[&str]) -> Option<Ran> {
+    let mut running = start_with_a_reservation(variables)?;
+    let number = running.id().to_string();
+    let ran = reserve(
+        &[
+            &[
+                "tune",
+                "--process",
+                &number,
+                "--only",
+                "tuned",
+                "--seconds",
+                "2",
+                "--json",
+            ],
+            arguments,
+        ]
+        .concat(),
+    );
+    drop(running.stdin.take());
+    running.kill().expect("it runs");
+    running.wait().expect("its end");
+    if ran.err.contains("cannot watch context switches") {
+        eprintln!("skipped: {}", ran.err);
+        return None;
+    }
+    Some(ran)
+}
+
+#[test]
+fn a_thread_is_told_what_it_needs_of_its_reservation_and_given_it_where_that_is_allowed() {
+    let Some(ran) = tune(&[("RUNTIME", "8000000")], &[]) else {
+        return;
+    };
+    let thread = &ran.json()["threads"][0];
+    assert_eq!(thread["runtime"], 8_000_000, "{thread}");
+    let needs = |thread: &Value| thread["needs"]["runtime"].as_u64().expect("a number");
+    assert!(
+        (2_400_000..=20_000_000).contains(&needs(thread)),
+        "{thread}"
+    );
+    assert!(thread["set"].is_null(), "{thread}");
+
+    // Half of what it does takes all of it: more is needed, and given in as far as is allowed.
+    let starved = &[("RUNTIME", "1000000"), ("TAKT_TUNE_1", "500000 1800000")];
+    let ran = tune(starved, &["--set"]).expect("the first could be tuned");
+    let thread = &ran.json()["threads"][0];
+    assert_eq!(thread["needs"]["kind"], "more", "{thread}");
+    assert_eq!(needs(thread), 2_000_000, "{thread}");
+    assert_eq!(thread["set"], 1_800_000, "{thread}");
+}
+
+#[test]
+fn no_runtime_is_set_that_nobody_allows() {
+    for (variables, arguments, why) in [
+        (
+            &[("TAKT_GRANT_1", "claim/cpu")][..],
+            &["--set"][..],
+            "add minRuntime and maxRuntime",
+        ),
+        (&[], &["--set"], "add --least and --most"),
+        (&[], &["--set", "--most", "4ms"], "add --least and --most"),
+        (
+            &[("TAKT_TUNE_1", "4ms")],
+            &["--set"],
+            "TAKT_TUNE_1 is \"4ms\"",
+        ),
+    ] {
+        let variables = [&[("RUNTIME", "8000000")], variables].concat();
+        let Some(ran) = tune(&variables, arguments) else {
+            return;
+        };
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(ran.err.contains(why), "{ran:?}");
+    }
+    let swapped = reserve(&[
+        "tune",
+        "--process",
+        "1",
+        "--set",
+        "--least",
+        "2ms",
+        "--most",
+        "1ms",
+    ]);
+    assert!(
+        swapped
+            .err
+            .contains("--least 2ms is above --most 1ms: swap them"),
+        "{swapped:?}"
+    );
+    let mut plain = std::process::Command::new("sleep")
+        .arg("100")
+        .spawn()
+        .expect("sleep");
+    let number = plain.id().to_string();
+    let none = reserve(&["tune", "--process", &number, "--seconds", "1"]);
+    plain.kill().expect("it runs");
+    plain.wait().expect("its end");
+    assert!(
+        none.err
+            .contains("has a reservation (SCHED_DEADLINE): `chrt -a -p")
+            || none.err.contains("cannot watch context switches"),
+        "{none:?}"
+    );
+    // Of two claims, the one whose runtime the thread has.
+    let both = &[
+        ("RUNTIME", "8000000"),
+        ("TAKT_TUNE_1", "7000000 9000000"),
+        ("TAKT_TUNE_2", "100000 200000"),
+    ];
+    if let Some(ran) = tune(both, &["--set"]) {
+        assert_eq!(ran.json()["threads"][0]["set"], 7_000_000, "{ran:?}");
+    }
+    let another = &[("RUNTIME", "8000000"), ("TAKT_TUNE_1", "100000 200000")];
+    if let Some(ran) = tune(another, &["--set"]) {
+        let thread = &ran.json()["threads"][0];
+        assert!(thread["set"].is_null(), "{thread}");
+        assert_eq!(
+            thread["unset"],
+            "no claim of its container allows another runtime"
+        );
     }
 }
 

@@ -9,6 +9,8 @@ use rustix::thread::clock_nanosleep_absolute;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use takt_reserve::Reservation;
 
+use super::deadline::Deadline;
+
 /// For how long a reservation may be refused because others that have ended still hold theirs: the
 /// kernel takes them back when their last period is over.
 const GIVING_BACK: Duration = Duration::from_secs(1);
@@ -16,8 +18,15 @@ const GIVING_BACK: Duration = Duration::from_secs(1);
 /// Gives the calling thread a reservation.
 pub fn reserve(reservation: &Reservation) -> io::Result<()> {
     let begun = Instant::now();
+    // What the thread starts does not inherit it.
+    let reserved = Deadline {
+        runtime: reservation.runtime(),
+        deadline: reservation.period(),
+        period: reservation.period(),
+        flags: libc::SCHED_FLAG_RESET_ON_FORK as u64,
+    };
     loop {
-        match set_deadline(reservation) {
+        match reserved.give(0) {
             Err(error)
                 if error.raw_os_error() == Some(libc::EBUSY) && begun.elapsed() < GIVING_BACK =>
             {
@@ -25,26 +34,6 @@ pub fn reserve(reservation: &Reservation) -> io::Result<()> {
             }
             answer => return answer,
         }
-    }
-}
-
-/// `SCHED_DEADLINE`, which what the thread starts does not inherit (sched_setattr(2)).
-fn set_deadline(reservation: &Reservation) -> io::Result<()> {
-    let attributes = libc::sched_attr {
-        size: size_of::<libc::sched_attr>() as u32,
-        sched_policy: libc::SCHED_DEADLINE as u32,
-        sched_flags: libc::SCHED_FLAG_RESET_ON_FORK as u64,
-        sched_nice: 0,
-        sched_priority: 0,
-        sched_runtime: reservation.runtime().get(),
-        sched_deadline: reservation.period().get(),
-        sched_period: reservation.period().get(),
-    };
-    // SAFETY: the pointer is to a live `sched_attr` of the size that it tells; 0 names the calling
-    // thread.
-    match unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
     }
 }
 

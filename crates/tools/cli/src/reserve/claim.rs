@@ -63,6 +63,12 @@ pub struct Claim {
     /// How long the container runs as ordinary threads before it has its reservation; without it not at all
     #[arg(long, value_name = "TIME")]
     startup: Option<Nanos>,
+    /// The least that the runtime may be set to while the container runs, by `takt reserve tune`; without it the runtime
+    #[arg(long, value_name = "TIME")]
+    min_runtime: Option<Nanos>,
+    /// The most; bandwidth is claimed for it. Without it the runtime
+    #[arg(long, value_name = "TIME")]
+    max_runtime: Option<Nanos>,
     /// Name of what is written
     #[arg(long, default_value = "reservation")]
     name: String,
@@ -158,6 +164,19 @@ impl Claim {
                 "runtime {runtime} is below the kernel's least of {least}: ask for more, or for the same share of a longer period"
             ));
         }
+        if let Some(min) = self
+            .min_runtime
+            .filter(|min| !(least..=runtime).contains(min))
+        {
+            return wrong(format!(
+                "--min-runtime {min} is not from the kernel's least, {least}, to the runtime, {runtime}: choose one within"
+            ));
+        }
+        if let Some(max) = self.max_runtime.filter(|&max| max < runtime) {
+            return wrong(format!(
+                "--max-runtime {max} is below the runtime {runtime}: make it at least that"
+            ));
+        }
         let periods = Reservation::KERNEL_MIN_PERIOD..=Reservation::KERNEL_MAX_PERIOD;
         if !periods.contains(&period) {
             return wrong(format!(
@@ -172,14 +191,18 @@ impl Claim {
                 "deadline {deadline} is after the period's end, {period}: make it at most that"
             ));
         }
-        if runtime > deadline {
+        let (most, whose) = match self.max_runtime {
+            Some(max) => (max, "--max-runtime"),
+            None => (runtime, "runtime"),
+        };
+        if most > deadline {
             let what = if self.deadline.is_some() {
                 "deadline"
             } else {
                 "period"
             };
             return wrong(format!(
-                "runtime {runtime} exceeds the {what} {deadline}: one core gives at most as much time as passes"
+                "{whose} {most} exceeds the {what} {deadline}: one core gives at most as much time as passes"
             ));
         }
         if self.threads == Some(Threads::First) && self.cores > 1 {
@@ -247,7 +270,8 @@ impl Claim {
     /// What each core must have left, in millionths: the density where there is a deadline.
     fn bandwidth(&self) -> u128 {
         let deadline = self.deadline.unwrap_or(self.period);
-        (u128::from(self.runtime.get()) * 1_000_000).div_ceil(u128::from(deadline.get()))
+        let most = self.max_runtime.unwrap_or(self.runtime);
+        (u128::from(most.get()) * 1_000_000).div_ceil(u128::from(deadline.get()))
     }
 
     fn metadata(&self) -> Value {
@@ -289,6 +313,14 @@ impl Claim {
         }
         if let Some(startup) = self.startup {
             parameters["startup"] = json!(startup.to_string());
+        }
+        for (field, value) in [
+            ("minRuntime", self.min_runtime),
+            ("maxRuntime", self.max_runtime),
+        ] {
+            if let Some(value) = value {
+                parameters[field] = json!(value.to_string());
+            }
         }
         let spec = json!({"devices": {
             "requests": [{"name": "cpu", "exactly": exactly}],

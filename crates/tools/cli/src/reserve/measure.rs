@@ -291,7 +291,7 @@ fn tell(measured: &Measured) -> String {
 }
 
 /// A time in four digits or so: no measurement has more.
-fn short(time: Nanos) -> String {
+pub fn short(time: Nanos) -> String {
     let unit = 10u64.pow(time.get().max(1).ilog10().saturating_sub(3));
     Nanos::new(time.get() / unit * unit).to_string()
 }

@@ -1,0 +1,418 @@
+//! `takt reserve tune`.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+use takt_bench::reservations::Deadline;
+use takt_reserve::Nanos;
+use takt_reserve::measure::{Change, Switch, jobs};
+use takt_reserve::tune::{Needs, Seen};
+
+use super::measure::short;
+use super::source::Percent;
+use super::watch::{Thread, follow};
+use crate::failure::Failure;
+use crate::output::{Align, Form, print, print_json, table};
+
+/// Variables that takt-node gives containers with a reservation, and those of which the claim allows other runtimes: the
+/// least and the most, in nanoseconds.
+const GRANT: &str = "TAKT_GRANT_";
+const TUNE: &str = "TAKT_TUNE_";
+
+const HELP: &str = "\
+Follows a process that runs already, and what it has started, and compares what its threads with a
+reservation (SCHED_DEADLINE) used of it with what they need: the longest job and a margin, or the jobs
+of as many periods as pass until the next. A thread that has used all that it had may want more than
+can be seen: twice of it is proposed then. As root on the node, or with CAP_PERFMON and, to set,
+CAP_SYS_NICE. For a pod: the number that the container runtime has for it.
+
+--set sets what is proposed, where that is more or a tenth less, within what is allowed: for a container with a claim what the claim's
+parameters say (minRuntime, maxRuntime), for other programs --least and --most. Everything else of
+the reservation stays. A thread that comes later begins with the claim's runtime again.
+
+What was seen is not what may happen: drive the program hard while it is followed. What waits in the
+middle of a job, polls, or is hidden by a busy machine is told under `takt reserve measure --help`.
+
+Examples:
+  takt reserve tune --process \"$(pgrep -x controller)\"
+  takt reserve tune --process 4242 --seconds 30 --set --rounds 0
+  takt reserve tune --process 4242 --set --least 500us --most 4ms
+  takt reserve tune --process 4242 --json | jq '.threads[] | {name, runtime, needs}'";
+
+/// Compares what a running program's threads have reserved with what they need, and sets it.
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Tune {
+    /// The process to follow, with what it has started or starts; several with commas
+    #[arg(long, value_name = "PID", value_delimiter = ',', required = true, value_parser = clap::value_parser!(u32).range(1..))]
+    process: Vec<u32>,
+    /// For how long it is followed before anything is said
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+    /// How often that is done; 0: until Ctrl-C, or until all have ended
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    rounds: u32,
+    /// Only threads whose names contain one of these texts
+    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+    only: Vec<String>,
+    /// What is added to the longest job seen
+    #[arg(long, value_name = "PERCENT", default_value = "20%")]
+    margin: Percent,
+    /// A shorter sleep than this is part of a job
+    #[arg(long, value_name = "TIME", default_value = "0")]
+    join: Nanos,
+    /// Give the threads what is proposed
+    #[arg(long)]
+    set: bool,
+    /// The least runtime that is set
+    #[arg(long, value_name = "TIME", requires = "set")]
+    least: Option<Nanos>,
+    /// The most that is set
+    #[arg(long, value_name = "TIME", requires = "set")]
+    most: Option<Nanos>,
+    #[command(flatten)]
+    form: Form,
+}
+
+/// What was found in a round.
+#[derive(Serialize)]
+struct Tuned {
+    processes: Vec<u32>,
+    watched_ns: u64,
+    lost_records: u64,
+    threads: Vec<Found>,
+}
+
+#[derive(Serialize)]
+struct Found {
+    thread: u32,
+    name: String,
+    runtime: Nanos,
+    period: Nanos,
+    ran_ns: u64,
+    /// What it used of what it had, in millionths.
+    used_ppm: u64,
+    needs: Option<Needs>,
+    /// Why that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unknown: Option<String>,
+    /// What it has been given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    set: Option<Nanos>,
+    /// Why it was not given what it needs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unset: Option<String>,
+}
+
+/// What may be set.
+struct Allowed {
+    /// What each claim says.
+    claims: Vec<RangeInclusive<u64>>,
+    /// What the command says.
+    told: RangeInclusive<u64>,
+}
+
+impl Tune {
+    pub fn run(self) -> Result<(), Failure> {
+        let margin = u32::try_from(self.margin.0).map_err(|_| {
+            Failure::Other("the margin is more than forty times the job: use less".to_owned())
+        })?;
+        let allowed = match self.set {
+            true => Some(self.allowed()?),
+            false => None,
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, stop.clone())
+                .map_err(Failure::io("wait for signals"))?;
+        }
+        let limit = Duration::from_secs(self.seconds.into());
+        let mut round = 0;
+        loop {
+            let watched = follow(&self.process, Some(limit), &stop)
+                .map_err(|error| Failure::Other(error.to_string()))?;
+            let length = Nanos::new(u64::try_from(watched.watched.as_nanos()).unwrap_or(u64::MAX));
+            let ended = !watched.stopped;
+            let wanted = |thread: &Thread| {
+                self.only.is_empty() || self.only.iter().any(|text| thread.name.contains(text))
+            };
+            let mut tuned = Tuned {
+                processes: self.process.clone(),
+                watched_ns: length.get(),
+                lost_records: watched.lost,
+                threads: Vec::new(),
+            };
+            for thread in watched.threads.into_iter().filter(wanted) {
+                // One that has ended has none.
+                if let Ok(Some(has)) = Deadline::of(thread.id) {
+                    let found = self.judge(thread, &has, length, margin, allowed.as_ref());
+                    tuned.threads.push(found);
+                }
+            }
+            let over = stop.load(Ordering::Relaxed);
+            if tuned.threads.is_empty() && !over {
+                return Err(Failure::Other(format!(
+                    "no thread of process {} that ran has a reservation (SCHED_DEADLINE): `chrt -a -p {}` says what they have",
+                    self.numbers(),
+                    self.process[0]
+                )));
+            }
+            match self.form.json {
+                true => print_json(&tuned)?,
+                false => print(&tell(&tuned))?,
+            }
+            round += 1;
+            if over || ended || round == self.rounds {
+                return Ok(());
+            }
+        }
+    }
+
+    fn numbers(&self) -> String {
+        let numbers: Vec<String> = self.process.iter().map(u32::to_string).collect();
+        numbers.join(", ")
+    }
+
+    fn judge(
+        &self,
+        thread: Thread,
+        has: &Deadline,
+        watched: Nanos,
+        margin: u32,
+        allowed: Option<&Allowed>,
+    ) -> Found {
+        let ran = ran(&thread.switches);
+        let jobs = jobs(&thread.switches, self.join);
+        let seen = Seen {
+            jobs: &jobs,
+            ran,
+            watched,
+            runtime: has.runtime,
+            period: has.period,
+        };
+        let had = u128::from(watched.get()) * u128::from(has.runtime.get())
+            / u128::from(has.period.get().max(1));
+        let used = u128::from(ran.get()) * 1_000_000 / had.max(1);
+        let mut found = Found {
+            thread: thread.id,
+            name: thread.name.chars().filter(|c| !c.is_control()).collect(),
+            runtime: has.runtime,
+            period: has.period,
+            ran_ns: ran.get(),
+            used_ppm: u64::try_from(used).unwrap_or(u64::MAX),
+            needs: None,
+            unknown: None,
+            set: None,
+            unset: None,
+        };
+        match seen.needs(margin) {
+            Ok(needs) => found.needs = Some(needs),
+            Err(error) => found.unknown = Some(error.to_string()),
+        }
+        if let (Some(allowed), Some(needs)) = (allowed, found.needs) {
+            match allowed.within(has.runtime, needs.runtime()) {
+                Ok(runtime) if is_near(has.runtime, runtime) => {}
+                Ok(runtime) => match set(thread.id, has, runtime) {
+                    Ok(()) => found.set = Some(runtime),
+                    Err(error) => found.unset = Some(error),
+                },
+                Err(error) => found.unset = Some(error),
+            }
+        }
+        found
+    }
+
+    /// What the claims of the processes and the command allow to be set.
+    fn allowed(&self) -> Result<Allowed, Failure> {
+        let told = self.least.map_or(0, Nanos::get)..=self.most.map_or(u64::MAX, Nanos::get);
+        if told.is_empty() {
+            return Err(Failure::Other(format!(
+                "--least {} is above --most {}: swap them",
+                Nanos::new(*told.start()),
+                Nanos::new(*told.end())
+            )));
+        }
+        let mut variables = HashMap::new();
+        for process in &self.process {
+            let text = fs::read(format!("/proc/{process}/environ")).map_err(|error| {
+                Failure::Other(format!(
+                    "cannot read what process {process} was started with: {error}; that needs root on its node"
+                ))
+            })?;
+            for variable in String::from_utf8_lossy(&text).split('\0') {
+                if let Some((name, value)) = variable.split_once('=') {
+                    variables.insert(name.to_owned(), value.to_owned());
+                }
+            }
+        }
+        let claims = variables
+            .iter()
+            .filter(|(name, _)| name.starts_with(TUNE))
+            .map(|(name, value)| {
+                let (least, most) = value
+                    .split_once(' ')
+                    .and_then(|(least, most)| Some((least.parse().ok()?, most.parse().ok()?)))
+                    .ok_or_else(|| {
+                        Failure::Other(format!("{name} is {value:?}, which is not of takt-node"))
+                    })?;
+                Ok(least..=most)
+            })
+            .collect::<Result<Vec<RangeInclusive<u64>>, Failure>>()?;
+        if claims.is_empty() {
+            if variables.keys().any(|name| name.starts_with(GRANT)) {
+                return Err(Failure::Other(
+                    "the container's claim allows no other runtime, and takt-node would put it back: add minRuntime and maxRuntime to its parameters, with the bandwidth for the latter"
+                        .to_owned(),
+                ));
+            }
+            if self.least.is_none() || self.most.is_none() {
+                return Err(Failure::Other(
+                    "no claim says what may be set: add --least and --most".to_owned(),
+                ));
+            }
+        }
+        Ok(Allowed { claims, told })
+    }
+}
+
+impl Allowed {
+    /// The nearest to `wanted` that is allowed to a thread that has `now`.
+    fn within(&self, now: Nanos, wanted: Nanos) -> Result<Nanos, String> {
+        let (mut least, mut most) = (*self.told.start(), *self.told.end());
+        let mut of_a_claim = self.claims.is_empty();
+        // Whichever claim's it is, if there are several.
+        for claim in self
+            .claims
+            .iter()
+            .filter(|claim| claim.contains(&now.get()))
+        {
+            least = least.max(*claim.start());
+            most = most.min(*claim.end());
+            of_a_claim = true;
+        }
+        if !of_a_claim {
+            return Err("no claim of its container allows another runtime".to_owned());
+        }
+        if least > most {
+            return Err(format!(
+                "nothing is allowed by its claims and by --least and --most at once: at least {}, at most {}",
+                Nanos::new(least),
+                Nanos::new(most)
+            ));
+        }
+        Ok(Nanos::new(wanted.get().clamp(least, most)))
+    }
+}
+
+/// Whether a thread may keep what it has: what would be enough, and a tenth more at most.
+fn is_near(has: Nanos, enough: Nanos) -> bool {
+    let (has, enough) = (has.get(), enough.get());
+    enough <= has && has - enough <= has / 10
+}
+
+/// For how long a thread had a core.
+fn ran(switches: &[Switch]) -> Nanos {
+    let (mut since, mut sum) = (None, 0u64);
+    for switch in switches {
+        match switch.change {
+            Change::On => since = Some(switch.at),
+            Change::Preempted | Change::Asleep => {
+                if let Some(since) = since.take() {
+                    sum += switch.at.saturating_sub(since).get();
+                }
+            }
+        }
+    }
+    Nanos::new(sum)
+}
+
+fn set(thread: u32, has: &Deadline, runtime: Nanos) -> Result<(), String> {
+    // The kernel counts wrongly for ever what is changed of a thread that has begun to exit.
+    if exits(thread) {
+        return Err("it has ended".to_owned());
+    }
+    Deadline { runtime, ..*has }.give(thread).map_err(|error| {
+        let remedy = match error.raw_os_error() {
+            Some(EBUSY) => ": the kernel has no room for that beside the other reservations",
+            Some(EPERM) => ": that needs root, or CAP_SYS_NICE",
+            _ => "",
+        };
+        format!("{runtime} is refused: {error}{remedy}")
+    })
+}
+
+const EBUSY: i32 = rustix::io::Errno::BUSY.raw_os_error();
+const EPERM: i32 = rustix::io::Errno::PERM.raw_os_error();
+
+/// Whether a thread has begun to exit: PF_EXITING (include/linux/sched.h) in the flags of proc(5), field 9.
+fn exits(thread: u32) -> bool {
+    const EXITING: u64 = 0x4;
+    let stat: io::Result<String> = fs::read_to_string(format!("/proc/{thread}/task/{thread}/stat"));
+    let flags = stat.ok().and_then(|text| {
+        let (_, fields) = text.rsplit_once(')')?;
+        fields.split_whitespace().nth(6)?.parse::<u64>().ok()
+    });
+    flags.is_none_or(|flags| flags & EXITING != 0)
+}
+
+fn tell(tuned: &Tuned) -> String {
+    let columns = [
+        ("THREAD", Align::Right),
+        ("NAME", Align::Left),
+        ("RUNTIME", Align::Right),
+        ("PERIOD", Align::Right),
+        ("USED", Align::Right),
+        ("LONGEST", Align::Right),
+        ("NEEDS", Align::Right),
+        ("SET", Align::Right),
+    ];
+    let rows = tuned.threads.iter().map(|found| {
+        let longest = match found.needs {
+            Some(Needs::Runtime { longest, .. }) => short(longest),
+            _ => "-".to_owned(),
+        };
+        let needs = match found.needs {
+            Some(Needs::Runtime { runtime, .. }) => short(runtime),
+            Some(Needs::More { runtime }) => format!("more: {}", short(runtime)),
+            None => "unknown".to_owned(),
+        };
+        vec![
+            found.thread.to_string(),
+            found.name.clone(),
+            short(found.runtime),
+            short(found.period),
+            format!("{}%", found.used_ppm / 10_000),
+            longest,
+            needs,
+            found.set.map_or_else(|| "-".to_owned(), short),
+        ]
+    });
+    let mut text = table(&columns, rows.collect());
+    for found in &tuned.threads {
+        for (what, why) in [("needs", &found.unknown), ("not set", &found.unset)] {
+            if let Some(why) = why {
+                text.push_str(&format!(
+                    "\n{} ({}), {what}: {why}",
+                    found.thread, found.name
+                ));
+            }
+        }
+    }
+    if tuned.lost_records > 0 {
+        text.push_str(&format!(
+            "\n{} records were lost: what was used is too low",
+            tuned.lost_records
+        ));
+    }
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text
+}
