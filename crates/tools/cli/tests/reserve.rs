@@ -5,6 +5,7 @@ mod support;
 use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -212,6 +213,7 @@ fn the_picture_is_written_to_a_file_or_alone_to_standard_output() {
 
 #[test]
 fn the_experiment_writes_a_report_with_every_job_and_refuses_what_is_no_time() {
+    let _alone = alone_with_the_kernel();
     let ran = run(&["bench", "reservations", "--seconds", "0"]);
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.err.contains("use 0.2 to 600"), "{ran:?}");
@@ -740,6 +742,13 @@ fn a_program_with_a_reservation() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
+/// Held by who has reservations, so that the kernel has room for all that a test asks for.
+static KERNEL: Mutex<()> = Mutex::new(());
+
+fn alone_with_the_kernel() -> MutexGuard<'static, ()> {
+    KERNEL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Starts it, with variables of its environment; none where the kernel gives no reservation.
 fn start_with_a_reservation(variables: &[(&str, &str)]) -> Option<std::process::Child> {
     let program = std::env::current_exe().expect("this program");
@@ -803,6 +812,7 @@ fn tune(variables: &[(&str, &str)], arguments: &[&str]) -> Option<Ran> {
 
 #[test]
 fn a_thread_is_told_what_it_needs_of_its_reservation_and_given_it_where_that_is_allowed() {
+    let _alone = alone_with_the_kernel();
     let Some(ran) = tune(&[("RUNTIME", "8000000")], &[]) else {
         return;
     };
@@ -826,6 +836,7 @@ fn a_thread_is_told_what_it_needs_of_its_reservation_and_given_it_where_that_is_
 
 #[test]
 fn no_runtime_is_set_that_nobody_allows() {
+    let _alone = alone_with_the_kernel();
     for (variables, arguments, why) in [
         (
             &[("TAKT_GRANT_1", "claim/cpu")][..],

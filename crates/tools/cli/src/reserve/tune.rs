@@ -17,7 +17,7 @@ use takt_reserve::tune::{Needs, Seen};
 
 use super::measure::short;
 use super::source::Percent;
-use super::watch::{Thread, follow};
+use super::watch::{Thread, WatchError, follow};
 use crate::failure::Failure;
 use crate::output::{Align, Form, print, print_json, table};
 
@@ -136,8 +136,12 @@ impl Tune {
         let limit = Duration::from_secs(self.seconds.into());
         let mut round = 0;
         loop {
-            let watched = follow(&self.process, Some(limit), &stop)
-                .map_err(|error| Failure::Other(error.to_string()))?;
+            let watched = match follow(&self.process, Some(limit), &stop) {
+                Ok(watched) => watched,
+                // It has ended between two rounds.
+                Err(WatchError::NoProcess(_)) if round > 0 => return Ok(()),
+                Err(error) => return Err(Failure::Other(error.to_string())),
+            };
             let length = Nanos::new(u64::try_from(watched.watched.as_nanos()).unwrap_or(u64::MAX));
             let ended = !watched.stopped;
             let wanted = |thread: &Thread| {
@@ -217,7 +221,7 @@ impl Tune {
             Err(error) => found.unknown = Some(error.to_string()),
         }
         if let (Some(allowed), Some(needs)) = (allowed, found.needs) {
-            match allowed.within(has.runtime, needs.runtime()) {
+            match allowed.within(has.runtime, needs.runtime().min(has.deadline)) {
                 Ok(runtime) if is_near(has.runtime, runtime) => {}
                 Ok(runtime) => match set(thread.id, has, runtime) {
                     Ok(()) => found.set = Some(runtime),
