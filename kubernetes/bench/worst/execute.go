@@ -16,7 +16,11 @@ import (
 )
 
 // job is one that was done; instants are of the monotonic clock, in nanoseconds.
-type job struct{ released, done, deadline, period uint64 }
+type job struct {
+	released, done, deadline, period uint64
+	// stopped says that the kernel charged the thread with more than its runtime, and had it wait for the next one.
+	stopped bool
+}
 
 // gap is time that passed for a thread which neither ran meanwhile nor was switched from: the machine took it.
 type gap struct{ from, to uint64 }
@@ -109,6 +113,7 @@ func switched() int64 {
 //
 //go:nosplit
 func work(s server, begin, end, uses uint64, jobs []job, w *watcher) (done int) {
+	charged, owed := clock(unix.CLOCK_THREAD_CPUTIME_ID), uint64(0)
 	for release := begin; release < end && done < len(jobs); release += s.Period {
 		sleepUntil(release)
 		w.rested()
@@ -116,7 +121,13 @@ func work(s server, begin, end, uses uint64, jobs []job, w *watcher) (done int) 
 		for clock(unix.CLOCK_THREAD_CPUTIME_ID) < until {
 			w.now()
 		}
-		jobs[done] = job{release, w.now(), s.Deadline, s.Period}
+		now := w.now()
+		// What the kernel charges it with since its last job, and what it repays: beyond its runtime it is stopped.
+		last := charged
+		charged = clock(unix.CLOCK_THREAD_CPUTIME_ID)
+		owed += charged - last
+		jobs[done] = job{release, now, s.Deadline, s.Period, owed > s.Runtime}
+		owed -= min(owed, s.Runtime)
 		done++
 	}
 	return done

@@ -37,7 +37,10 @@ type account struct {
 	Missed  int     `json:"missed"`
 	// ByMachine were late by no more than was taken while they waited, NearMachine by more, though something was; Alone
 	// with nothing taken that anybody saw.
-	ByMachine   int     `json:"missedByWhatWasTaken"`
+	ByMachine int `json:"missedByWhatWasTaken"`
+	// Charged were stopped, since the kernel had charged them with more than their runtime: with its own work for them, and
+	// with what the machine took within that, where no thread sees it.
+	Charged     int     `json:"missedByWhatWasCharged"`
 	NearMachine int     `json:"missedByMoreThanWasTaken"`
 	Alone       int     `json:"missedWithNothingTaken"`
 	Latest      float64 `json:"latestMs"`
@@ -147,6 +150,8 @@ func (a *account) add(r result) {
 		switch taken := within(r.gaps, j.released-min(j.released, j.period), j.done); {
 		case taken >= late:
 			a.ByMachine++
+		case j.stopped:
+			a.Charged++
 		case taken > 0:
 			a.NearMachine++
 		default:
