@@ -274,7 +274,8 @@ func TestWhatGroupsCannotDoIsNotAccepted(t *testing.T) {
 		`policy "deadline"`: func(p *reservation.Parameters) { p.Policy = reservation.PolicyDeadline },
 		`overrun "signal"`:  func(p *reservation.Parameters) { p.Overrun = reservation.OverrunSignal },
 		"deadline 5ms":      func(p *reservation.Parameters) { p.Deadline = &deadline },
-		"is nothing":        func(p *reservation.Parameters) { p.Runtime, p.Period = 1024, 4_194_304_000 },
+		"a runtime from 2ms to 5ms is not available": func(p *reservation.Parameters) { p.MaxRuntime = &deadline },
+		"is nothing": func(p *reservation.Parameters) { p.Runtime, p.Period = 1024, 4_194_304_000 },
 	} {
 		g := base()
 		edit(&g.Parameters)

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -892,6 +893,24 @@ func TestARecordOfANewerAgentIsNotMisread(t *testing.T) {
 	}
 	if all, err := s.load(); err != nil || len(all) != 1 || !all[0].newer {
 		t.Errorf("%v, %v", all, err)
+	}
+}
+
+func TestAContainerIsToldWithinWhatItsRuntimeMayBeSet(t *testing.T) {
+	s := newSite(t)
+	response := s.prepare(s.claim("claim", strings.Replace(plain, `"kind"`, `"minRuntime":"1ms","kind"`, 1), nil))
+	if response.Error != "" {
+		t.Fatal(response.Error)
+	}
+	var parameters reservation.Parameters
+	if err := json.Unmarshal([]byte(plain), &parameters); err != nil {
+		t.Fatal(err)
+	}
+	said := fmt.Sprintf("=1000000 %d", parameters.Runtime.Nanoseconds())
+	if environment := s.injected(response.Devices[0].CdiDeviceIds).Process.Env; !slices.ContainsFunc(environment, func(one string) bool {
+		return strings.HasPrefix(one, tuneVariable) && strings.HasSuffix(one, said)
+	}) {
+		t.Errorf("its environment is %q", environment)
 	}
 }
 
