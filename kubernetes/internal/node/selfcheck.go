@@ -21,8 +21,8 @@ import (
 const (
 	checkPace     = time.Second
 	checkPatience = 10 * time.Second
-	// looksEvery is after how many times that patience the threads of the machine are looked at, whatever the kernel
-	// counts: what it counts too little hides a thread outside of all claims that has as much.
+	// looksEvery is after how many times that patience the threads of the machine are looked at for one of the root domains,
+	// whatever the kernel counts: what it counts too little hides a thread outside of all claims that has as much.
 	looksEvery = 6
 	// checkSlack, in parts per million of a core, is what rounding may make.
 	checkSlack = 500
@@ -104,7 +104,7 @@ func (n *Node) checkOnce(ctx context.Context, patience time.Duration) {
 	n.mu.Unlock()
 	var failed error
 	for _, domain := range domains {
-		if err := n.compare(ctx, domain, patience); err != nil {
+		if err := n.compare(ctx, domain, patience, looksEvery*patience*time.Duration(len(domains))); err != nil {
 			failed = err
 		}
 	}
@@ -158,8 +158,9 @@ func (n *Node) lookForStrangers(ctx context.Context, domains []rootDomain, patie
 	n.mu.Unlock()
 }
 
-// compare looks at one root domain.
-func (n *Node) compare(ctx context.Context, domain rootDomain, patience time.Duration) error {
+// compare looks at one root domain, and at all threads of the machine when what the kernel counts there has differed for long
+// enough, or when they were not looked at for so long.
+func (n *Node) compare(ctx context.Context, domain rootDomain, patience, unlooked time.Duration) error {
 	now, err := n.beyond(domain)
 	if err != nil {
 		return err
@@ -174,7 +175,7 @@ func (n *Node) compare(ctx context.Context, domain rootDomain, patience time.Dur
 	}
 	// While threads come and go the kernel must not be made to count: it subtracts later what has ended before.
 	differs := !d.since.IsZero() && time.Since(d.since) >= patience
-	due := differs || d.since.IsZero() && time.Since(d.looked) >= looksEvery*patience
+	due := differs || d.since.IsZero() && time.Since(d.looked) >= unlooked
 	if due {
 		d.looked, d.since = time.Now(), time.Time{}
 	}
