@@ -12,8 +12,7 @@ use takt_reserve::input::to_yaml;
 use takt_reserve::measure::{Activation, Estimate, MeasureError, estimate, jobs};
 use takt_reserve::{Nanos, TaskSet};
 
-use super::source::Percent;
-use super::watch::{Thread, Watched, follow, watch};
+use super::watch::{Counted, Watched, follow, watch};
 use crate::failure::Failure;
 use crate::output::{Align, Form, print, print_json, table, write_text};
 
@@ -55,15 +54,8 @@ pub struct Measure {
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     process: Vec<u32>,
-    /// Only threads whose names contain one of these texts
-    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
-    only: Vec<String>,
-    /// What is added to the longest job seen
-    #[arg(long, value_name = "PERCENT", default_value = "20%")]
-    margin: Percent,
-    /// A shorter sleep than this is part of a job
-    #[arg(long, value_name = "TIME", default_value = "0")]
-    join: Nanos,
+    #[command(flatten)]
+    counted: Counted,
     /// Write the task set to this file, in YAML
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -160,17 +152,13 @@ impl Measure {
 
     /// Every thread that was asked for, as a task or with the reason why it is none.
     fn judge(&self, watched: Watched) -> Result<Measured, Failure> {
-        let margin = u32::try_from(self.margin.0).map_err(|_| {
-            Failure::Other("the margin is more than forty times the job: use less".to_owned())
-        })?;
-        let wanted = |thread: &Thread| {
-            self.only.is_empty() || self.only.iter().any(|text| thread.name.contains(text))
-        };
+        let margin = self.counted.margin()?;
         let mut names = Names::default();
         let (mut threads, mut left_out) = (Vec::new(), Vec::new());
-        for thread in watched.threads.into_iter().filter(wanted) {
+        let seen = watched.threads.into_iter();
+        for thread in seen.filter(|thread| self.counted.wants(thread)) {
             let name = names.unique(&thread.name, thread.id);
-            match estimate(&name, &jobs(&thread.switches, self.join), margin) {
+            match estimate(&name, &jobs(&thread.switches, self.counted.join), margin) {
                 Ok(estimate) => threads.push(Found {
                     thread: thread.id,
                     name,

@@ -16,8 +16,7 @@ use takt_reserve::measure::{Change, Switch, jobs};
 use takt_reserve::tune::{Needs, Seen};
 
 use super::measure::short;
-use super::source::Percent;
-use super::watch::{Thread, WatchError, follow};
+use super::watch::{Counted, Thread, WatchError, follow};
 use crate::failure::Failure;
 use crate::output::{Align, Form, print, print_json, table};
 
@@ -59,15 +58,8 @@ pub struct Tune {
     /// How often that is done; 0: until Ctrl-C, or until all have ended
     #[arg(long, value_name = "N", default_value_t = 1)]
     rounds: u32,
-    /// Only threads whose names contain one of these texts
-    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
-    only: Vec<String>,
-    /// What is added to the longest job seen
-    #[arg(long, value_name = "PERCENT", default_value = "20%")]
-    margin: Percent,
-    /// A shorter sleep than this is part of a job
-    #[arg(long, value_name = "TIME", default_value = "0")]
-    join: Nanos,
+    #[command(flatten)]
+    counted: Counted,
     /// Give the threads what is proposed
     #[arg(long)]
     set: bool,
@@ -121,9 +113,7 @@ struct Allowed {
 
 impl Tune {
     pub fn run(self) -> Result<(), Failure> {
-        let margin = u32::try_from(self.margin.0).map_err(|_| {
-            Failure::Other("the margin is more than forty times the job: use less".to_owned())
-        })?;
+        let margin = self.counted.margin()?;
         let allowed = match self.set {
             true => Some(self.allowed()?),
             false => None,
@@ -144,16 +134,14 @@ impl Tune {
             };
             let length = Nanos::new(u64::try_from(watched.watched.as_nanos()).unwrap_or(u64::MAX));
             let ended = !watched.stopped;
-            let wanted = |thread: &Thread| {
-                self.only.is_empty() || self.only.iter().any(|text| thread.name.contains(text))
-            };
             let mut tuned = Tuned {
                 processes: self.process.clone(),
                 watched_ns: length.get(),
                 lost_records: watched.lost,
                 threads: Vec::new(),
             };
-            for thread in watched.threads.into_iter().filter(wanted) {
+            let seen = watched.threads.into_iter();
+            for thread in seen.filter(|thread| self.counted.wants(thread)) {
                 // One that has ended has none.
                 if let Ok(Some(has)) = Deadline::of(thread.id) {
                     let found = self.judge(thread, &has, length, margin, allowed.as_ref());
@@ -193,7 +181,7 @@ impl Tune {
         allowed: Option<&Allowed>,
     ) -> Found {
         let ran = ran(&thread.switches);
-        let jobs = jobs(&thread.switches, self.join);
+        let jobs = jobs(&thread.switches, self.counted.join);
         let seen = Seen {
             jobs: &jobs,
             ran,

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use perf_event_open::config::{Clock, Cpu, Inherit, OnExecve, Opts, Proc, Target};
 use perf_event_open::count::Counter;
 use perf_event_open::event::sw::Software;
@@ -26,6 +27,37 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use takt_reserve::Nanos;
 use takt_reserve::measure::{Change, Switch};
+
+use super::source::Percent;
+use crate::failure::Failure;
+
+/// What of the threads that are watched counts.
+#[derive(Debug, Args)]
+pub struct Counted {
+    /// Only threads whose names contain one of these texts
+    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+    only: Vec<String>,
+    /// What is added to the longest job seen
+    #[arg(long, value_name = "PERCENT", default_value = "20%")]
+    margin: Percent,
+    /// A shorter sleep than this is part of a job
+    #[arg(long, value_name = "TIME", default_value = "0")]
+    pub join: Nanos,
+}
+
+impl Counted {
+    /// Whether it was asked for.
+    pub fn wants(&self, thread: &Thread) -> bool {
+        self.only.is_empty() || self.only.iter().any(|text| thread.name.contains(text))
+    }
+
+    /// The margin in millionths of the longest job.
+    pub fn margin(&self) -> Result<u32, Failure> {
+        u32::try_from(self.margin.0).map_err(|_| {
+            Failure::Other("the margin is more than forty times the job: use less".to_owned())
+        })
+    }
+}
 
 /// Room for records, as a power of two of pages, for each CPU: thousands of switches.
 const PAGES: u8 = 6;
