@@ -10,7 +10,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-pub use self::jobs::{Change, Switch, jobs};
+pub use self::jobs::{Change, Switch, jobs, ran};
 use crate::nanos::Nanos;
 use crate::task::{Task, TaskError};
 

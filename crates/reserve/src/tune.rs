@@ -6,7 +6,7 @@ use crate::measure::{Activation, MeasureError, Sample, estimate};
 use crate::nanos::Nanos;
 
 /// Who has used so many millionths of what it had may have wanted more, which cannot be seen.
-const ALL_OF_IT: u128 = 950_000;
+const ALL_OF_IT: u64 = 950_000;
 /// Jobs that come by less than a quarter of a period too early or too late are on the beat.
 const BEAT: (u128, u128) = (3, 4);
 
@@ -74,6 +74,13 @@ pub enum NoTuning {
 }
 
 impl Seen<'_> {
+    /// What it ran of what it had while it was watched, in millionths.
+    pub fn used_ppm(&self) -> u64 {
+        let had = self.watched.wide() * self.runtime.wide() / self.period.wide().max(1);
+        let used = self.ran.wide() * 1_000_000 / had.max(1);
+        u64::try_from(used).unwrap_or(u64::MAX)
+    }
+
     /// The least runtime in every period of its reservation for the most CPU time that its jobs took of so many periods as pass
     /// until the next one comes (at least one), and `margin_ppm` millionths more; or, of a thread that used up all that it had,
     /// twice of that. It is what the jobs seen would have needed, not a bound: [`crate::plan_per_task`] has those.
@@ -85,9 +92,7 @@ impl Seen<'_> {
         if self.watched.wide() < 10 * period {
             return Err(NoTuning::TooShort(self.watched));
         }
-        // ran / watched ≥ 95 % of Q / P.
-        let had = self.watched.wide() * self.runtime.wide() / period;
-        if self.ran.wide() * 1_000_000 >= had * ALL_OF_IT {
+        if self.used_ppm() >= ALL_OF_IT {
             let twice = Nanos::from_wide((2 * self.runtime.wide()).min(period));
             return Ok(Needs::More { runtime: twice });
         }

@@ -148,12 +148,6 @@ func (p *Parameters) RuntimeRange() (least, most Duration) {
 	return least, most
 }
 
-// Tunable says whether the runtime may be set to another.
-func (p *Parameters) Tunable() bool {
-	least, most := p.RuntimeRange()
-	return least != most
-}
-
 // Selection is the rule by which threads are chosen, with the default filled in.
 func (p *Parameters) Selection() Selection {
 	if p.Threads.Select == "" {

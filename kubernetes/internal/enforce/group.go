@@ -104,8 +104,7 @@ func (g *Group) Accepts(grants []Grant) error {
 		if p.Startup != nil {
 			return fmt.Errorf("startup %s is not available: the backend %s gives a group its budget before it begins; leave startup out", *p.Startup, g.name)
 		}
-		if p.Tunable() {
-			least, most := p.RuntimeRange()
+		if least, most := p.RuntimeRange(); least != most {
 			return fmt.Errorf("a runtime from %s to %s is not available: the backend %s gives a group one budget; leave minRuntime and maxRuntime out", least, most, g.name)
 		}
 		if share := g.budgets.knob.share(grant); slices.Max(share) == 0 {

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -89,9 +90,9 @@ func TestKubeRayClusterHasItsReservations(t *testing.T) {
 	})
 	until(t, "the Ray cluster is ready", func() bool {
 		state, _ := exec.Command("kube", "kubectl", "get", "raycluster", "inference", "-o", "jsonpath={.status.state} {.status.readyWorkerReplicas}").Output()
-		return string(state) == "ready 4"
+		return string(state) == "ready "+strconv.Itoa(rayWorkers)
 	})
-	driver := exec.Command("kube", "kubectl", "exec", "-i", rayPods(t, "head")[0], "--", filepath.Join(ray, "bin/python3"), "-c", working, "4")
+	driver := exec.Command("kube", "kubectl", "exec", "-i", rayPods(t, "head")[0], "--", filepath.Join(ray, "bin/python3"), "-c", working, strconv.Itoa(rayWorkers))
 	stdin, err := driver.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -66,6 +66,22 @@ pub fn jobs(switches: &[Switch], join: Nanos) -> Vec<Sample> {
     jobs
 }
 
+/// For how long a thread whose `switches` are in order had a core.
+pub fn ran(switches: &[Switch]) -> Nanos {
+    let (mut since, mut sum) = (None, Nanos::ZERO);
+    for switch in switches {
+        match switch.change {
+            Change::On => since = Some(switch.at),
+            Change::Preempted | Change::Asleep => {
+                if let Some(since) = since.take() {
+                    sum = sum.saturating_add(switch.at.saturating_sub(since));
+                }
+            }
+        }
+    }
+    sum
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::collection::vec;

@@ -1,5 +1,6 @@
 //! What a thread has of the kernel's scheduling class `SCHED_DEADLINE` (sched_setattr(2)).
 
+use std::fs;
 use std::io;
 
 use takt_reserve::Nanos;
@@ -47,8 +48,11 @@ impl Deadline {
     /// Gives it to a thread by its number, 0 being the calling one.
     ///
     /// # Errors
-    /// `EBUSY` where the kernel has no room, `EPERM` without `CAP_SYS_NICE`, `EINVAL` for times that it does not take.
+    /// `ESRCH` for one that has begun to exit, which the kernel would count wrongly for ever; `EBUSY` where the kernel has no room, `EPERM` without `CAP_SYS_NICE`, `EINVAL` for times that it does not take.
     pub fn give(&self, thread: u32) -> io::Result<()> {
+        if thread != 0 && exits(thread) {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
         let attributes = libc::sched_attr {
             sched_policy: libc::SCHED_DEADLINE as u32,
             sched_flags: self.flags,
@@ -63,6 +67,17 @@ impl Deadline {
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
+
+/// Whether a thread has begun to exit: PF_EXITING (include/linux/sched.h) in the flags of proc(5), field 9.
+fn exits(thread: u32) -> bool {
+    const EXITING: u64 = 0x4;
+    let stat = fs::read_to_string(format!("/proc/{thread}/task/{thread}/stat"));
+    let flags = stat.ok().and_then(|text| {
+        let (_, fields) = text.rsplit_once(')')?;
+        fields.split_whitespace().nth(6)?.parse::<u64>().ok()
+    });
+    flags.is_none_or(|flags| flags & EXITING != 0)
 }
 
 fn empty() -> libc::sched_attr {

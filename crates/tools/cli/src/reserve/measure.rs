@@ -2,8 +2,6 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::Args;
@@ -12,7 +10,7 @@ use takt_reserve::input::to_yaml;
 use takt_reserve::measure::{Activation, Estimate, MeasureError, estimate, jobs};
 use takt_reserve::{Nanos, TaskSet};
 
-use super::watch::{Counted, Watched, follow, watch};
+use super::watch::{Counted, Watched, follow, until_told, watch};
 use crate::failure::Failure;
 use crate::output::{Align, Form, print, print_json, table, write_text};
 
@@ -96,11 +94,7 @@ struct LeftOut {
 
 impl Measure {
     pub fn run(self) -> Result<(), Failure> {
-        let stop = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            signal_hook::flag::register(signal, stop.clone())
-                .map_err(Failure::io("wait for signals"))?;
-        }
+        let stop = until_told()?;
         let limit = self.seconds.map(|n| Duration::from_secs(n.into()));
         let watched = match self.process.is_empty() {
             true => watch(&self.command, limit, &stop),

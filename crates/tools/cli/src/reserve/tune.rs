@@ -2,21 +2,19 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
 use takt_bench::reservations::Deadline;
 use takt_reserve::Nanos;
-use takt_reserve::measure::{Change, Switch, jobs};
+use takt_reserve::measure::{jobs, ran};
 use takt_reserve::tune::{Needs, Seen};
 
 use super::measure::short;
-use super::watch::{Counted, Thread, WatchError, follow};
+use super::watch::{Counted, Thread, WatchError, follow, until_told};
 use crate::failure::Failure;
 use crate::output::{Align, Form, print, print_json, table};
 
@@ -118,11 +116,7 @@ impl Tune {
             true => Some(self.allowed()?),
             false => None,
         };
-        let stop = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            signal_hook::flag::register(signal, stop.clone())
-                .map_err(Failure::io("wait for signals"))?;
-        }
+        let stop = until_told()?;
         let limit = Duration::from_secs(self.seconds.into());
         let mut round = 0;
         loop {
@@ -189,16 +183,13 @@ impl Tune {
             runtime: has.runtime,
             period: has.period,
         };
-        let had = u128::from(watched.get()) * u128::from(has.runtime.get())
-            / u128::from(has.period.get().max(1));
-        let used = u128::from(ran.get()) * 1_000_000 / had.max(1);
         let mut found = Found {
             thread: thread.id,
             name: thread.name.chars().filter(|c| !c.is_control()).collect(),
             runtime: has.runtime,
             period: has.period,
             ran_ns: ran.get(),
-            used_ppm: u64::try_from(used).unwrap_or(u64::MAX),
+            used_ppm: seen.used_ppm(),
             needs: None,
             unknown: None,
             set: None,
@@ -309,29 +300,10 @@ fn is_near(has: Nanos, enough: Nanos) -> bool {
     enough <= has && has - enough <= has / 10
 }
 
-/// For how long a thread had a core.
-fn ran(switches: &[Switch]) -> Nanos {
-    let (mut since, mut sum) = (None, 0u64);
-    for switch in switches {
-        match switch.change {
-            Change::On => since = Some(switch.at),
-            Change::Preempted | Change::Asleep => {
-                if let Some(since) = since.take() {
-                    sum += switch.at.saturating_sub(since).get();
-                }
-            }
-        }
-    }
-    Nanos::new(sum)
-}
-
 fn set(thread: u32, has: &Deadline, runtime: Nanos) -> Result<(), String> {
-    // The kernel counts wrongly for ever what is changed of a thread that has begun to exit.
-    if exits(thread) {
-        return Err("it has ended".to_owned());
-    }
     Deadline { runtime, ..*has }.give(thread).map_err(|error| {
         let remedy = match error.raw_os_error() {
+            Some(ESRCH) => return "it has ended".to_owned(),
             Some(EBUSY) => ": the kernel has no room for that beside the other reservations",
             Some(EPERM) => ": that needs root, or CAP_SYS_NICE",
             _ => "",
@@ -341,18 +313,8 @@ fn set(thread: u32, has: &Deadline, runtime: Nanos) -> Result<(), String> {
 }
 
 const EBUSY: i32 = rustix::io::Errno::BUSY.raw_os_error();
+const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
 const EPERM: i32 = rustix::io::Errno::PERM.raw_os_error();
-
-/// Whether a thread has begun to exit: PF_EXITING (include/linux/sched.h) in the flags of proc(5), field 9.
-fn exits(thread: u32) -> bool {
-    const EXITING: u64 = 0x4;
-    let stat: io::Result<String> = fs::read_to_string(format!("/proc/{thread}/task/{thread}/stat"));
-    let flags = stat.ok().and_then(|text| {
-        let (_, fields) = text.rsplit_once(')')?;
-        fields.split_whitespace().nth(6)?.parse::<u64>().ok()
-    });
-    flags.is_none_or(|flags| flags & EXITING != 0)
-}
 
 fn tell(tuned: &Tuned) -> String {
     let columns = [

@@ -59,6 +59,16 @@ impl Counted {
     }
 }
 
+/// Set when the user, or the system, says that it is enough.
+pub fn until_told() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone())
+            .map_err(Failure::io("wait for signals"))?;
+    }
+    Ok(stop)
+}
+
 /// Room for records, as a power of two of pages, for each CPU: thousands of switches.
 const PAGES: u8 = 6;
 /// How often records are fetched.
