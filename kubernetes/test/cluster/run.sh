@@ -28,7 +28,7 @@ if [ -n "${TAKT_EACH:-}" ]; then
 	cores='"0"' where=", nodeSelector: {kubernetes.io/hostname: node-1}"
 	seconds='"1"' second="nodeSelector: {kubernetes.io/hostname: node-2}"
 fi
-echo "{config: {cores: $cores, backend: $TAKT_BACKEND, podRequests: warn}, image: {pullPolicy: Never}$network$where}" >"$bin/values.yaml"
+echo "{config: {cores: $cores, backend: $TAKT_BACKEND, podRequests: warn${TAKT_ADMISSION:+, admission: $TAKT_ADMISSION}}, image: {pullPolicy: Never}$network$where}" >"$bin/values.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/values.yaml" kube-system >"$bin/chart.yaml")
 [ -z "$objects" ] || cat "$here"/../../../deploy/helm/takt-node/crds/*.yaml >>"$bin/chart.yaml"
 # A release for other nodes, which shares the device class.

@@ -4,17 +4,22 @@
 //! Task sets come from RandFixedSum, reservations from `takt_reserve::plan_per_task`; each set runs with
 //! them (`SCHED_DEADLINE` per thread) and without (`SCHED_OTHER`). What the machine itself takes away,
 //! by its hypervisor and by interrupts, is observed by whoever runs at that moment and held against
-//! each missed deadline. Unlike the paper's, the threads are not in a container, and the kernel
-//! schedules all reservations together by global EDF, which not every set that it admits is proven under.
+//! each missed deadline. Unlike the paper's, each thread has a reservation of its own, and the kernel
+//! schedules all of them together by global EDF, which not every set that it admits is proven under.
+//!
+//! The sets run here one after another, or each in a program of its own whose threads are given their reservations by
+//! somebody else, beside hogs of another program: so they are run in containers.
 
 pub mod account;
 mod deadline;
 mod gaps;
+pub mod hogs;
 mod run;
 mod thread;
 
 use std::fs;
 use std::io;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use takt_reserve::generate::{Experiment, GenerateError};
@@ -26,7 +31,8 @@ use takt_reserve::{
 use crate::awake::usable_cores;
 pub use deadline::Deadline;
 pub use gaps::Gap;
-pub use run::{Miss, RunOutcome, Threads, run};
+use run::run;
+pub use run::{Miss, RunOutcome, Threads};
 
 /// The least utilisation of a set, as in the paper.
 const LEAST_UTILISATION: f64 = 0.6;
@@ -52,6 +58,16 @@ pub enum ReservationsError {
         "the kernel refuses reservations of {0} of a core in all: others hold some already, or kernel.sched_rt_runtime_us was lowered"
     )]
     NoRoom(Bandwidth),
+    /// Nobody gave the threads their reservations.
+    #[error(
+        "threads were not given the reservations of their tasks within a minute: they are chosen by their names, t1 and so on (threads: {{select: name, name: t1}} of a claim's parameters)"
+    )]
+    NotGiven,
+    /// There is no such set among those that can be run.
+    #[error(
+        "task set {0} cannot be run: no reservations that the machine admits are enough for it; see `takt bench reservations plan`"
+    )]
+    NoSet(u32),
     /// The machine cannot be asked or does not what it is told.
     #[error("cannot {action}: {source}")]
     Machine {
@@ -139,6 +155,28 @@ impl Setting {
     /// # Errors
     /// When the machine has no room for such sets.
     pub fn draw(&self) -> Result<Drawn, ReservationsError> {
+        let mut drawn = Drawn {
+            sets: Vec::new(),
+            refused: 0,
+        };
+        for number in 0.. {
+            if drawn.sets.len() as u64 >= u64::from(self.sets) {
+                break;
+            }
+            match self.set(number) {
+                Ok(set) => drawn.sets.push(set),
+                Err(ReservationsError::NoSet(_)) => drawn.refused += 1,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(drawn)
+    }
+
+    /// One of all that are drawn, by its place, with its reservations.
+    ///
+    /// # Errors
+    /// [`ReservationsError::NoSet`] if the kernel would not admit them; when the machine has no room for such sets.
+    pub fn set(&self, number: u32) -> Result<PlannedSet, ReservationsError> {
         let most = self.admitted_ppm as f64 / 1e6;
         if most <= LEAST_UTILISATION {
             return Err(ReservationsError::TooLittle(Bandwidth::from_ppm(
@@ -160,27 +198,14 @@ impl Setting {
             },
             ..Constraints::default()
         };
-        let mut drawn = Drawn {
-            sets: Vec::new(),
-            refused: 0,
-        };
-        for number in 0.. {
-            if drawn.sets.len() as u64 >= u64::from(self.sets) {
-                break;
+        let set = experiment.set(number)?;
+        match plan_per_task(&set, &constraints) {
+            Ok(plan) if plan.total_bandwidth.ppm() <= self.admitted_ppm => {
+                Ok(PlannedSet { number, set, plan })
             }
-            let set = experiment.set(number)?;
-            match plan_per_task(&set, &constraints) {
-                Ok(plan) if plan.total_bandwidth.ppm() <= self.admitted_ppm => {
-                    drawn.sets.push(PlannedSet { number, set, plan });
-                }
-                Ok(_) | Err(PlanError::NoneForTask { .. }) => drawn.refused += 1,
-                Err(error) => {
-                    let source = io::Error::other(error);
-                    return Err(machine("plan reservations")(source));
-                }
-            }
+            Ok(_) | Err(PlanError::NoneForTask { .. }) => Err(ReservationsError::NoSet(number)),
+            Err(error) => Err(machine("plan reservations")(io::Error::other(error))),
         }
-        Ok(drawn)
     }
 }
 
@@ -239,7 +264,7 @@ impl PlannedSet {
     /// # Errors
     /// When threads cannot be started or reserved for.
     pub fn measure(&self, setting: &Setting, turn: u32) -> Result<SetOutcome, ReservationsError> {
-        let once = |threads| run(self, setting, threads);
+        let once = |threads| self.once(setting, threads, None);
         let (reserved, ordinary) = if turn.is_multiple_of(2) {
             let reserved = once(Threads::Reserved)?;
             (reserved, once(Threads::Ordinary)?)
@@ -247,23 +272,51 @@ impl PlannedSet {
             let ordinary = once(Threads::Ordinary)?;
             (once(Threads::Reserved)?, ordinary)
         };
-        let tasks = self.set.tasks().iter().zip(&self.plan.tasks);
-        Ok(SetOutcome {
+        Ok(self.outcome(setting, reserved, ordinary))
+    }
+
+    /// Runs the set one way, beside hogs of its own or of a [neighbour](hogs::serve), by its socket.
+    ///
+    /// # Errors
+    /// When threads cannot be started, or do not get their reservations; when the neighbour ends.
+    pub fn once(
+        &self,
+        setting: &Setting,
+        threads: Threads,
+        neighbour: Option<&Path>,
+    ) -> Result<RunOutcome, ReservationsError> {
+        run(self, setting, threads, neighbour)
+    }
+
+    /// What it gave both ways.
+    pub fn outcome(
+        &self,
+        setting: &Setting,
+        reserved: RunOutcome,
+        ordinary: RunOutcome,
+    ) -> SetOutcome {
+        SetOutcome {
             number: self.number,
-            tasks: tasks
-                .map(|(task, own)| TaskParameters {
-                    wcet_ns: task.wcet().get(),
-                    period_ns: task.period().get(),
-                    runtime_ns: own.reservation.runtime().get(),
-                    reservation_period_ns: own.reservation.period().get(),
-                })
-                .collect(),
+            tasks: self.parameters(),
             utilisation_ppm: self.set.utilisation_ppm(),
             reserved_ppm: self.plan.total_bandwidth.ppm(),
             proven: self.plan.is_proven_under_global_edf(setting.cores),
             reserved,
             ordinary,
-        })
+        }
+    }
+
+    /// Its tasks with their reservations.
+    pub fn parameters(&self) -> Vec<TaskParameters> {
+        let tasks = self.set.tasks().iter().zip(&self.plan.tasks);
+        tasks
+            .map(|(task, own)| TaskParameters {
+                wcet_ns: task.wcet().get(),
+                period_ns: task.period().get(),
+                runtime_ns: own.reservation.runtime().get(),
+                reservation_period_ns: own.reservation.period().get(),
+            })
+            .collect()
     }
 }
 

@@ -2,8 +2,7 @@
 //! machine took.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
@@ -11,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use takt_reserve::Reservation;
 
 use super::gaps::{Gap, Observer};
-use super::thread::{cpu_ns, now_ns, reserve, sleep_until};
+use super::hogs::{Hogs, Neighbour};
+use super::thread::{await_reservation, cpu_ns, now_ns, reserve, sleep_until};
 use super::{PlannedSet, ReservationsError, Setting, machine};
 
 /// From when all threads are ready to the first release.
@@ -20,10 +20,35 @@ const HEAD_START_NS: u64 = 20_000_000;
 /// How the threads of the tasks are scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Threads {
-    /// Each in its reservation.
+    /// Each in its reservation, which it gives itself.
     Reserved,
+    /// Each in its reservation, which somebody else gives it, by its name: they are called as the tasks are.
+    Held,
     /// Like any other.
     Ordinary,
+}
+
+/// The hogs that a set runs beside.
+enum Beside {
+    Own(Hogs),
+    Neighbour(Neighbour),
+}
+
+impl Beside {
+    fn start(setting: &Setting, neighbour: Option<&Path>) -> Result<Self, ReservationsError> {
+        match neighbour {
+            None => Hogs::start(setting.cores * setting.hogs_per_core).map(Self::Own),
+            Some(socket) => Neighbour::connect(socket).map(Self::Neighbour),
+        }
+    }
+
+    /// What they saw from an instant on.
+    fn stop(self, start_ns: u64) -> Result<Vec<Gap>, ReservationsError> {
+        match self {
+            Self::Own(hogs) => Ok(hogs.stop(start_ns)),
+            Self::Neighbour(neighbour) => neighbour.stop(start_ns),
+        }
+    }
 }
 
 /// What a run gave.
@@ -79,23 +104,25 @@ struct Done {
     gaps: Vec<Gap>,
 }
 
-/// Runs a set once.
+/// Runs a set once, beside hogs of its own or those of a [neighbour](super::hogs::serve), by its socket.
 ///
 /// # Errors
-/// When threads cannot be started, or the kernel refuses their reservations.
+/// When threads cannot be started, or the kernel refuses their reservations, or nobody gives them theirs; when the neighbour ends.
 pub fn run(
     planned: &PlannedSet,
     setting: &Setting,
     threads: Threads,
+    neighbour: Option<&Path>,
 ) -> Result<RunOutcome, ReservationsError> {
     let steal_before = steal_ns()?;
-    let hogs = Hogs::start(setting.cores * setting.hogs_per_core)?;
+    let hogs = Beside::start(setting, neighbour)?;
     let mut tasks = Vec::new();
     for (task, own) in planned.set.tasks().iter().zip(&planned.plan.tasks) {
         let work = Work {
             wcet_ns: task.wcet().get(),
             period_ns: task.period().get(),
-            reservation: (threads == Threads::Reserved).then_some(own.reservation),
+            reservation: (threads != Threads::Ordinary).then_some(own.reservation),
+            given: threads == Threads::Held,
             run_ns: setting.run_ns,
         };
         tasks.push(Task::start(task.name(), work)?);
@@ -112,14 +139,16 @@ pub fn run(
         .into_iter()
         .map(|thread| thread.join().ok().flatten());
     let done: Vec<Option<Done>> = done.collect();
-    let mut gaps = hogs.stop(start_ns);
+    let gaps = hogs.stop(start_ns);
     if let Some(error) = refused {
         return Err(match error.raw_os_error() {
             Some(libc::EPERM) => ReservationsError::Forbidden,
             Some(libc::EBUSY) => ReservationsError::NoRoom(planned.plan.total_bandwidth),
+            None if error.kind() == io::ErrorKind::TimedOut => ReservationsError::NotGiven,
             _ => machine("set SCHED_DEADLINE")(error),
         });
     }
+    let mut gaps = gaps?;
     let steal_ns = steal_ns()?.saturating_sub(steal_before);
     let done: Vec<Done> = done
         .into_iter()
@@ -149,7 +178,7 @@ fn judge(
         let mut debt = Debt::of(planned, task);
         for job in &done.jobs {
             let repaying_ns = match threads {
-                Threads::Reserved => debt.wait_ns(),
+                Threads::Reserved | Threads::Held => debt.wait_ns(),
                 Threads::Ordinary => 0,
             };
             debt.add(job.beyond_ns);
@@ -242,6 +271,8 @@ struct Work {
     wcet_ns: u64,
     period_ns: u64,
     reservation: Option<Reservation>,
+    /// Somebody else gives it.
+    given: bool,
     run_ns: u64,
 }
 
@@ -261,7 +292,11 @@ impl Task {
         let thread = Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                let reserved = work.reservation.as_ref().map_or(Ok(()), reserve);
+                let reserved = match &work.reservation {
+                    Some(reservation) if work.given => await_reservation(reservation),
+                    Some(reservation) => reserve(reservation),
+                    None => Ok(()),
+                };
                 tell_ready.send(reserved).ok()?;
                 let start_ns = told_to_go.recv().ok()??;
                 Some(work.run(start_ns))
@@ -319,54 +354,6 @@ impl Work {
             jobs,
             gaps: observer.gaps_from(start_ns),
         }
-    }
-}
-
-/// Threads that want all the time there is.
-struct Hogs {
-    stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<Observer>>,
-}
-
-impl Hogs {
-    fn start(count: u32) -> Result<Self, ReservationsError> {
-        let mut hogs = Self {
-            stop: Arc::default(),
-            threads: Vec::new(),
-        };
-        for number in 0..count {
-            let stop = Arc::clone(&hogs.stop);
-            let thread = Builder::new()
-                .name(format!("hog-{number}"))
-                .spawn(move || {
-                    let mut observer = Observer::new();
-                    // Relaxed: nothing but the flag itself is communicated.
-                    while !stop.load(Ordering::Relaxed) {
-                        observer.look();
-                    }
-                    observer
-                })
-                .map_err(machine("start a thread"))?;
-            hogs.threads.push(thread);
-        }
-        Ok(hogs)
-    }
-
-    /// What they saw from an instant on.
-    fn stop(mut self, start_ns: u64) -> Vec<Gap> {
-        self.stop.store(true, Ordering::Relaxed);
-        let threads = std::mem::take(&mut self.threads);
-        let observers = threads.into_iter().filter_map(|thread| thread.join().ok());
-        observers
-            .flat_map(|observer| observer.gaps_from(start_ns))
-            .collect()
-    }
-}
-
-impl Drop for Hogs {
-    fn drop(&mut self) {
-        // Relaxed: as above. On an error they end by themselves after this.
-        self.stop.store(true, Ordering::Relaxed);
     }
 }
 
@@ -475,7 +462,7 @@ mod tests {
         let tasks = planned.set.tasks().iter();
         let jobs: u64 = tasks.map(|task| SETTING.run_ns / task.period().get()).sum();
         for threads in [Threads::Ordinary, Threads::Reserved] {
-            let outcome = match run(&planned, &SETTING, threads) {
+            let outcome = match run(&planned, &SETTING, threads, None) {
                 Err(error @ (ReservationsError::Forbidden | ReservationsError::NoRoom(_))) => {
                     eprintln!("skipped: {error}");
                     continue;

@@ -15,6 +15,9 @@ use super::deadline::Deadline;
 /// kernel takes them back when their last period is over.
 const GIVING_BACK: Duration = Duration::from_secs(1);
 
+/// How long a thread waits for a reservation that somebody else is to give it.
+const GIVEN_WITHIN: Duration = Duration::from_secs(60);
+
 /// Gives the calling thread a reservation.
 pub fn reserve(reservation: &Reservation) -> io::Result<()> {
     let begun = Instant::now();
@@ -35,6 +38,24 @@ pub fn reserve(reservation: &Reservation) -> io::Result<()> {
             answer => return answer,
         }
     }
+}
+
+/// Waits until the calling thread has been given the reservation.
+///
+/// # Errors
+/// [`io::ErrorKind::TimedOut`].
+pub fn await_reservation(reservation: &Reservation) -> io::Result<()> {
+    let begun = Instant::now();
+    while begun.elapsed() < GIVEN_WITHIN {
+        let holds = |has: Deadline| {
+            (has.runtime, has.period) == (reservation.runtime(), reservation.period())
+        };
+        if Deadline::of(0)?.is_some_and(holds) {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Err(io::ErrorKind::TimedOut.into())
 }
 
 /// Nanoseconds of the monotonic clock.
