@@ -431,6 +431,15 @@ fn an_endpoint_belongs_to_one_tenant_and_to_nobody_who_lost_it() {
         }
     });
     assert!(stream.frame_source(SourceOptions::default()).is_ok());
+    // And when its listener goes, those of its sessions that are left do not begin to.
+    let path = node.directory.join("other.sock");
+    let left = Session::builder().socket(&path).open().expect("a session");
+    let stream = left.stream(takt::Qos::slow()).expect("a stream");
+    assert!(admin.remove_listener(&path));
+    let Err(takt::Error::Refused(failure)) = stream.frame_source(SourceOptions::default()) else {
+        panic!("a source of frames without a listener");
+    };
+    assert_eq!(failure.code, ErrorCode::NotPermitted);
 }
 
 #[test]

@@ -39,6 +39,12 @@ pub trait Clock: fmt::Debug + Send + Sync {
     /// The instant now.
     fn now(&self) -> TaiTime;
 
+    /// Nanoseconds of a time that is never stepped, whatever happens to [`now`](Self::now): for durations. By itself that of a
+    /// clock which is not stepped either.
+    fn steady_ns(&self) -> i64 {
+        self.now().as_nanos()
+    }
+
     /// Whether this is the kernel's `CLOCK_TAI`: its queues and devices keep launch times by no other.
     fn is_the_kernels(&self) -> bool {
         false
@@ -52,6 +58,10 @@ pub struct SystemTai;
 impl Clock for SystemTai {
     fn now(&self) -> TaiTime {
         sys::tai()
+    }
+
+    fn steady_ns(&self) -> i64 {
+        sys::monotonic_ns()
     }
 
     fn is_the_kernels(&self) -> bool {

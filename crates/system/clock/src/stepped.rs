@@ -35,6 +35,10 @@ impl<C: Clock> Clock for SteppedClock<C> {
         let offset_ns = self.offset_ns.load(Ordering::Relaxed);
         self.inner.now().saturating_add_nanos(offset_ns)
     }
+
+    fn steady_ns(&self) -> i64 {
+        self.inner.steady_ns()
+    }
 }
 
 #[cfg(test)]
@@ -57,5 +61,6 @@ mod tests {
         clock.step(500);
         clock.step(-700);
         assert_eq!(clock.now().as_nanos(), 800);
+        assert_eq!(clock.steady_ns(), 1_000);
     }
 }

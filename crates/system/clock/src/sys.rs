@@ -7,14 +7,23 @@ use takt_time::TaiTime;
 
 /// `CLOCK_TAI`.
 pub fn tai() -> TaiTime {
+    TaiTime::from_nanos(read_ns(libc::CLOCK_TAI))
+}
+
+/// `CLOCK_MONOTONIC`.
+pub fn monotonic_ns() -> i64 {
+    read_ns(libc::CLOCK_MONOTONIC)
+}
+
+fn read_ns(clock: libc::clockid_t) -> i64 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `now` outlives the call; the clock exists on every kernel that Takt supports, so the
+    // SAFETY: `now` outlives the call; both clocks exist on every kernel that Takt supports, so the
     // call cannot fail.
-    unsafe { libc::clock_gettime(libc::CLOCK_TAI, &mut now) };
-    TaiTime::from_nanos(now.tv_sec * 1_000_000_000 + now.tv_nsec)
+    unsafe { libc::clock_gettime(clock, &mut now) };
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
 /// The kernel's discipline, and what the call returns: the state of leap seconds. Changes nothing.

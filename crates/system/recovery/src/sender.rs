@@ -14,6 +14,8 @@ pub const FIRST_GRANT: u64 = 16;
 const FLOOR_BYTES: u64 = 1500;
 /// Probes to a silent peer, at least, before it is evicted.
 const PROBES: i64 = 20;
+/// A peer [on trial](Sender::try_peer) that gets no message for so long is evicted.
+const TRIAL_NS: i64 = 1_000_000_000;
 
 /// A peer of a [`Sender`]: valid until it is removed or evicted, never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,6 +64,8 @@ struct Retained {
     bytes: u64,
     /// When it left, or is to leave.
     emitted_ns: i64,
+    /// What its deadline counts from.
+    since_ns: i64,
 }
 
 #[derive(Debug)]
@@ -74,6 +78,8 @@ struct Peer {
     limit: u64,
     /// It has answered.
     greeted: bool,
+    /// It has got nothing yet, and has got nothing before.
+    trial: bool,
     /// Of the last acknowledgement: what `here` counts from, how far it goes, and what is missing.
     base: u64,
     span: u32,
@@ -200,6 +206,7 @@ impl Sender {
             acknowledged: next,
             limit: next + FIRST_GRANT,
             greeted: false,
+            trial: false,
             base: next,
             span: 0,
             missing: [0; SPAN as usize / 64],
@@ -221,6 +228,19 @@ impl Sender {
             progress_ns: now_ns,
             owed_ns: i64::MIN,
         });
+        Ok(id)
+    }
+
+    /// As [`add_peer`](Self::add_peer), of one that was evicted because it made no progress: unless [`Config::stall_ns`] is `None` it has
+    /// a second at most to acknowledge a first message. What gets there is only known by trying, and the others wait for it meanwhile.
+    ///
+    /// # Errors
+    /// [`Refused::Peers`].
+    pub fn try_peer(&mut self, now_ns: i64) -> Result<PeerId, Refused> {
+        let id = self.add_peer(now_ns)?;
+        if let Some(peer) = self.peers.last_mut() {
+            peer.trial = true;
+        }
         Ok(id)
     }
 
@@ -256,15 +276,21 @@ impl Sender {
     /// # Errors
     /// [`Full`]; nothing is to be sent then.
     pub fn emit(&mut self, now_ns: i64, bytes: u64) -> Result<u32, Full> {
-        self.emit_at(now_ns, bytes, now_ns)
+        self.emit_at(now_ns, bytes, now_ns, now_ns)
     }
 
     /// The same of a message that leaves at an instant, which may be later: before that no peer can lack it, and what is
-    /// counted from when it was sent is counted from there.
+    /// counted from when it was sent is counted from there. Its deadline counts from `since_ns`, which may have passed.
     ///
     /// # Errors
     /// [`Full`]; nothing is to be sent then.
-    pub fn emit_at(&mut self, now_ns: i64, bytes: u64, leaves_ns: i64) -> Result<u32, Full> {
+    pub fn emit_at(
+        &mut self,
+        now_ns: i64,
+        bytes: u64,
+        leaves_ns: i64,
+        since_ns: i64,
+    ) -> Result<u32, Full> {
         if let Err(full) = self.room(bytes) {
             if full == Full::Credit && !self.wanted {
                 self.wanted = true;
@@ -280,6 +306,7 @@ impl Sender {
         self.window.push_back(Retained {
             bytes,
             emitted_ns: leaves_ns,
+            since_ns,
         });
         self.bytes += bytes;
         // Earned up to a window's worth: a burst of losses after a long time without any is no storm.
@@ -430,6 +457,7 @@ impl Sender {
             (peer.backoff, peer.floored) = (0, 0);
         }
         peer.greeted = true;
+        peer.trial &= next <= peer.acknowledged;
         // Grants are never taken back.
         peer.limit = peer.limit.max(limit);
         let skips = peer.pass(next, end);
@@ -497,8 +525,7 @@ impl Sender {
             }
             let silence = peer.heard_ns.max(peer.owed_ns) + self.config.silence_ns;
             let stall = self
-                .config
-                .stall_ns
+                .stall_ns(peer)
                 .map_or(i64::MAX, |ns| peer.progress_ns.max(peer.owed_ns) + ns);
             let repairs = peer
                 .wanting()
@@ -568,7 +595,7 @@ impl Sender {
 
     /// When a message is given up.
     fn expiry_ns(&self, message: &Retained, way_back_ns: i64) -> Option<i64> {
-        Some(message.emitted_ns + self.config.policy.deadline()? + way_back_ns)
+        Some(message.since_ns + self.config.policy.deadline()? + way_back_ns)
     }
 
     fn expire(&mut self, now_ns: i64) {
@@ -599,8 +626,7 @@ impl Sender {
         let peer = &self.peers[at];
         let silent = now_ns - peer.heard_ns.max(peer.owed_ns) >= self.config.silence_ns;
         let stalled = self
-            .config
-            .stall_ns
+            .stall_ns(peer)
             .is_some_and(|ns| now_ns - peer.progress_ns.max(peer.owed_ns) >= ns);
         if !(peer.owes(self.end(), self.wanted) && (silent || stalled)) {
             return None;
@@ -609,6 +635,12 @@ impl Sender {
         self.counters.evicted += 1;
         self.remove(at);
         Some(Action::Evicted(id, next))
+    }
+
+    /// How long a peer may make no progress.
+    fn stall_ns(&self, peer: &Peer) -> Option<i64> {
+        let usual = self.config.stall_ns;
+        usual.map(|ns| if peer.trial { ns.min(TRIAL_NS) } else { ns })
     }
 
     fn remove(&mut self, at: usize) {
@@ -711,9 +743,9 @@ impl Sender {
     /// Whether a repair at this instant arrives within the deadline.
     fn in_time(&self, peer: &Peer, sequence: u64, at_ns: i64) -> bool {
         let way = peer.round_trip.smoothed().unwrap_or(0) / 2;
-        let emitted = self.window[(sequence - self.oldest) as usize].emitted_ns;
+        let since = self.window[(sequence - self.oldest) as usize].since_ns;
         let deadline = self.config.policy.deadline();
-        deadline.is_none_or(|deadline| at_ns.saturating_add(way) <= emitted + deadline)
+        deadline.is_none_or(|deadline| at_ns.saturating_add(way) <= since + deadline)
     }
 
     fn repair(&mut self, at: usize, now_ns: i64) -> Option<Action> {
@@ -725,7 +757,9 @@ impl Sender {
     }
 
     fn send_again(&mut self, at: usize, sequence: u64, now_ns: i64) -> Action {
-        let Retained { bytes, emitted_ns } = self.window[(sequence - self.oldest) as usize];
+        let Retained {
+            bytes, emitted_ns, ..
+        } = self.window[(sequence - self.oldest) as usize];
         let cost = bytes.saturating_mul(100);
         let peer = &mut self.peers[at];
         peer.beyond_share = peer.earned < cost;

@@ -645,12 +645,12 @@ fn nobody_owes_an_answer_to_what_has_not_left() {
     // Nothing else is on its way.
     let (mut first, peer) = sender(config);
     first.acknowledge(0, peer, &said(0)).expect("honest");
-    first.emit_at(0, 100, leaves).expect("room");
+    first.emit_at(0, 100, leaves, leaves).expect("room");
     // What was on its way is acknowledged.
     let (mut second, peer) = sender(config);
     second.acknowledge(0, peer, &said(0)).expect("honest");
     second.emit(0, 100).expect("room");
-    second.emit_at(0, 100, leaves).expect("room");
+    second.emit_at(0, 100, leaves, leaves).expect("room");
     second.acknowledge(MS, peer, &said(1)).expect("honest");
     for mut sender in [first, second] {
         let (announced, evicted) = poll_until(&mut sender, MS, 100_000 * MS);
@@ -660,7 +660,7 @@ fn nobody_owes_an_answer_to_what_has_not_left() {
     // One that answers, and takes nothing.
     let (mut sender, peer) = sender(config);
     sender.acknowledge(0, peer, &said(0)).expect("honest");
-    sender.emit_at(0, 100, leaves).expect("room");
+    sender.emit_at(0, 100, leaves, leaves).expect("room");
     let (mut gone, mut now) = (None, 0);
     while gone.is_none() && now < 100_000 * MS {
         sender.acknowledge(now, peer, &said(0)).expect("honest");
@@ -680,8 +680,8 @@ fn what_is_done_without_is_told_again_though_the_next_leaves_later() {
     for (withhold, first) in [(false, 0), (true, 0), (true, leaves)] {
         let (mut sender, peer) = sender(config);
         sender.acknowledge(0, peer, &said(0)).expect("honest");
-        sender.emit_at(0, 100, first).expect("room");
-        sender.emit_at(0, 100, leaves).expect("room");
+        sender.emit_at(0, 100, first, first).expect("room");
+        sender.emit_at(0, 100, leaves, leaves).expect("room");
         if withhold {
             assert!(sender.give_up(0, peer, 0));
         }

@@ -143,7 +143,9 @@ impl World {
             self.sender.supersede();
             assert_eq!(self.sender.room(BYTES), Ok(()), "it never waits");
         }
-        let sequence = self.sender.emit_at(self.now, BYTES, self.now + later)?;
+        let sequence = self
+            .sender
+            .emit_at(self.now, BYTES, self.now + later, self.now + later)?;
         self.leaves.insert(sequence, self.now + later);
         if let Some(at) = withhold {
             let life = &mut self.lives[at];

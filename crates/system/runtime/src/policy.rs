@@ -446,7 +446,7 @@ impl Rates {
         self.messages.ready(now_ns) && self.bytes.ready(now_ns)
     }
 
-    /// From when on a message may pass, TAI nanoseconds.
+    /// From when on a message may pass. This and `now_ns` are of a time that is never stepped, the same for all lanes.
     pub fn ready_at(&self) -> i64 {
         self.messages.ready_at().max(self.bytes.ready_at())
     }
@@ -466,7 +466,7 @@ impl Rates {
 struct Rate {
     /// 0 = unlimited.
     per_second: AtomicU64,
-    /// When the bucket is empty of debt: tokens are ready from here on, TAI nanoseconds.
+    /// When the bucket is empty of debt: tokens are ready from here on.
     ready_at: AtomicI64,
 }
 

@@ -396,6 +396,14 @@ impl Admin {
         answer.into_inner().removed
     }
 
+    pub fn remove_listener(&mut self, path: &std::path::Path) -> bool {
+        let request = proto::RemoveListenerRequest {
+            path: path.display().to_string(),
+        };
+        let asked = self.runtime.block_on(self.client.remove_listener(request));
+        asked.expect("an answer").into_inner().removed
+    }
+
     pub fn listener(&mut self, path: &std::path::Path) -> proto::Listener {
         self.listener_status(path).listener.expect("its rights")
     }

@@ -293,6 +293,7 @@ impl Control {
         if let Some(listener) = self.listeners.remove(&id) {
             listener.unlink();
             self.end_senders_of_frames(&listener.policy);
+            self.take_endpoint(&listener.policy);
             // Who waits for events holds what it looks at: it would be the last to close a socket that is closed
             // meanwhile, and wait.
             let _ = rustix::event::epoll::delete(&self.strangers, &listener.socket);
@@ -346,6 +347,21 @@ impl Control {
         for id in senders {
             let text = "the endpoint of its listener has changed: attach again";
             self.end_session(id, Some(Failure::new(ErrorCode::Disconnected, text)));
+        }
+    }
+
+    /// Sessions that are left of a listener that has gone may not begin to send frames with its addresses: they may be another's.
+    fn take_endpoint(&mut self, policy: &Arc<Policy>) {
+        if policy.endpoint.is_none() {
+            return;
+        }
+        let left = Arc::new(Policy {
+            endpoint: None,
+            ..Policy::clone(policy)
+        });
+        let sessions = self.sessions.values_mut();
+        for session in sessions.filter(|s| Arc::ptr_eq(&s.policy, policy)) {
+            session.policy = left.clone();
         }
     }
 

@@ -66,8 +66,8 @@ impl State {
     pub(super) fn egress(&mut self, ports: &mut [LanePort]) -> bool {
         self.tenants.listen();
         if self.tenants.throttled_until().is_some() {
-            let now_ns = self.round.now_ns();
-            self.tenants.unthrottle(now_ns);
+            let steady_ns = self.round.steady_ns();
+            self.tenants.unthrottle(steady_ns);
         }
         let mut worked = false;
         if !self.tenants.turns.begin_round() {
@@ -265,8 +265,10 @@ impl State {
             }
             let mut progress = match s.current.take() {
                 Some(progress) => progress,
-                None if !session.rates.ready(now_ns) => return Ok(Step::Throttled),
-                None => match session.take(source, now_ns)? {
+                None if !session.rates.ready(self.round.steady_of(now_ns)) => {
+                    return Ok(Step::Throttled);
+                }
+                None => match session.take(source, self.round.steady_of(now_ns))? {
                     Some(descriptor) => {
                         *left -= fair::MESSAGE;
                         let told = self.mailbox.told();
@@ -408,7 +410,8 @@ impl State {
         };
         let waits = reliable.map(|entry| Waits {
             patience_ns: self.reliable.patience_ns(entry),
-            now_ns,
+            until_ns: self.waits_until(entry, progress),
+            now_ns: self.round.steady_of(now_ns),
         });
         let given = self.tenants.deliver_emitted(
             at,
@@ -422,7 +425,10 @@ impl State {
             match given {
                 Given::ToAll => self.reliable.had_room(entry),
                 Given::More => {}
-                Given::Waits => self.reliable.look_again(entry, now_ns),
+                Given::Waits => {
+                    let steady_ns = self.round.steady_of(now_ns);
+                    self.reliable.look_again(entry, steady_ns);
+                }
             }
         }
         given
@@ -490,6 +496,7 @@ impl State {
                 match self.next_batch(ports, entry, progress, *left, now_ns) {
                     Next::Batch(batch) => progress.batch = Some(batch),
                     Next::Nobody => {}
+                    Next::Late => return Sent::Finished(Outcome::Undelivered),
                     Next::Waits => return Sent::Unfinished(Step::Waits),
                 }
                 if progress.batch.is_some()
@@ -595,7 +602,9 @@ impl State {
                     *left -= fair::FRAME;
                     if let (Some(entry), Some(batch)) = (s.reliable, batch) {
                         let refused = batch.records(batch.from..batch.to);
-                        self.reliable.give_up(entry, destination, refused, now_ns);
+                        let steady_ns = self.round.steady_of(now_ns);
+                        self.reliable
+                            .give_up(entry, destination, refused, steady_ns);
                     }
                     progress.continue_with(number + 1, 0, None);
                     continue;
@@ -628,7 +637,9 @@ impl State {
                     && let (Some(entry), Some(batch)) = (s.reliable, batch)
                 {
                     let refused = batch.records(fragment + u32::from(queued)..batch.to);
-                    self.reliable.give_up(entry, destination, refused, now_ns);
+                    let steady_ns = self.round.steady_of(now_ns);
+                    self.reliable
+                        .give_up(entry, destination, refused, steady_ns);
                 }
                 appended
             } else if ports[port].yields(TaiTime::from_nanos(now_ns)) {

@@ -277,7 +277,7 @@ impl State {
 
     #[cold]
     fn first_fragment(&mut self, key: Key, meta: &Meta, record: &Record<'_>) {
-        let now_ns = self.round.now_ns();
+        let now_ns = self.round.steady_ns();
         let header = reassembly::Header {
             length: meta.length,
             stride: record.header.fragment_stride,
@@ -349,7 +349,7 @@ impl State {
 
     /// A fragment of a message that has begun.
     fn fragment(&mut self, assembly: usize, record: &Record<'_>) {
-        let now_ns = self.round.now_ns();
+        let now_ns = self.round.steady_ns();
         let h = &record.header;
         let Fragment::New { complete } = self.reassembly.note(
             assembly,

@@ -186,7 +186,7 @@ impl Lane {
             self.state.tenants.show();
         }
         if let Some(at) = self.state.reassembly.next_check() {
-            let now_ns = self.state.round.now_ns();
+            let now_ns = self.state.round.steady_ns();
             if now_ns >= at {
                 self.state.expire(now_ns);
             }

@@ -115,18 +115,18 @@ impl Lane {
             return None;
         }
         if let Some(until) = self.state.tenants.throttled_until() {
-            let now = self.state.round.read();
+            let now = self.state.round.read_steady();
             let wait = Duration::from_nanos(until.saturating_sub(now).max(1_000) as u64);
             let wait = wait.min(THROTTLE_CHECK);
             timeout = Some(timeout.map_or(wait, |t: Duration| t.min(wait)));
         }
         if let Some(at) = self.state.reassembly.next_check() {
-            let now = self.state.round.read();
+            let now = self.state.round.read_steady();
             let wait = Duration::from_nanos(at.saturating_sub(now).max(1_000) as u64);
             timeout = Some(timeout.map_or(wait, |t: Duration| t.min(wait)));
         }
         if let Some(at) = self.state.reliable.due_ns() {
-            let now = self.state.round.read();
+            let now = self.state.round.read_steady();
             let wait = Duration::from_nanos(at.saturating_sub(now).max(1_000) as u64);
             timeout = Some(timeout.map_or(wait, |t: Duration| t.min(wait)));
         }

@@ -374,10 +374,10 @@ impl Receive {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Takes {
     Something,
-    /// Nothing since somebody began to wait.
-    NothingYet,
-    /// Nothing for as long as somebody waited: nobody does so for it as well.
-    Nothing,
+    /// Nothing since somebody began to wait, at this instant.
+    NothingYet(i64),
+    /// Nothing since then, and somebody has waited in vain. Others who would wait as long as it has taken nothing do not begin to.
+    Nothing(i64),
 }
 
 /// When a frame of an emitted message has left.
@@ -1193,7 +1193,8 @@ impl LaneSession {
             return true;
         };
         patience_ns.is_some_and(|patience_ns| {
-            s.takes == Takes::Nothing
+            let nothing = |since_ns: i64| now_ns >= since_ns.saturating_add(patience_ns);
+            matches!(s.takes, Takes::Nothing(since_ns) if nothing(since_ns))
                 || now_ns >= s.full_since_ns.saturating_add(patience_ns)
                 || s.is_slow(patience_ns, now_ns)
         })
@@ -1203,7 +1204,7 @@ impl LaneSession {
     pub fn wait_begins(&mut self, sink: SinkSlot, room: u32, now_ns: i64) {
         if let Some(s) = self.sinks.get_mut(sink) {
             if s.takes == Takes::Something && s.outstanding > 0 {
-                s.takes = Takes::NothingYet;
+                s.takes = Takes::NothingYet(now_ns);
             }
             if room == 0 {
                 s.is_full(now_ns);
@@ -1214,9 +1215,9 @@ impl LaneSession {
     /// Somebody has waited in vain for a sink of its channel.
     pub fn wait_ends_in_vain(&mut self, sink: SinkSlot) {
         if let Some(s) = self.sinks.get_mut(sink)
-            && s.takes == Takes::NothingYet
+            && let Takes::NothingYet(since_ns) = s.takes
         {
-            s.takes = Takes::Nothing;
+            s.takes = Takes::Nothing(since_ns);
         }
     }
 

@@ -49,6 +49,8 @@ pub enum Given {
 pub struct Waits {
     /// `None`: for ever.
     pub patience_ns: Option<i64>,
+    /// Until when its message is of use. `None`: always. This and `now_ns` are of a time that is never stepped.
+    pub until_ns: Option<i64>,
     pub now_ns: i64,
 }
 
@@ -732,6 +734,10 @@ impl Tenants {
         let Some(session) = self.sessions.get_mut(at).filter(|s| s.fits(length)) else {
             return false;
         };
+        if waits.until_ns.is_some_and(|ns| ns <= waits.now_ns) {
+            // Not for want of patience: the sink is not done without.
+            return false;
+        }
         let begins = session.is_full(sink, waits.now_ns);
         if session.is_waited_for(sink, waits.patience_ns, waits.now_ns) {
             if begins {

@@ -263,7 +263,8 @@ impl AccountOf {
             setting,
             mut refused,
             ..
-        } = serde_json::from_slice(&plan).map_err(|error| machine("read the plan")(error.into()))?;
+        } = serde_json::from_slice(&plan)
+            .map_err(|error| machine("read the plan")(error.into()))?;
         let mut outcomes = Vec::new();
         for planned in setting.draw()?.sets {
             match self.of(&planned)? {

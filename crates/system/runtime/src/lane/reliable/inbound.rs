@@ -162,7 +162,7 @@ impl State {
         channel: ChannelSlot,
         record: &Record<'_>,
     ) {
-        let now_ns = self.round.now_ns();
+        let now_ns = self.round.steady_ns();
         let Some(said) = Announcement::decode(record.payload) else {
             return self.counters.rx_malformed.add(1);
         };
@@ -251,7 +251,7 @@ impl State {
         let at = self.reliable.inbound.insert(Inbound {
             key,
             pair,
-            heard_ns: self.round.now_ns(),
+            heard_ns: self.round.steady_ns(),
             channel,
             channel_id: id,
             since,
@@ -296,10 +296,8 @@ impl State {
     /// when they emit again. True if there were any.
     #[cold]
     pub(super) fn age_reliable(&mut self) -> bool {
-        let now_ns = self.round.now_ns();
-        let since = now_ns.saturating_sub(self.reliable.aged_ns);
-        // Not backwards: the clock was stepped.
-        if (0..AGE_EVERY_NS).contains(&since) {
+        let now_ns = self.round.steady_ns();
+        if now_ns.saturating_sub(self.reliable.aged_ns) < AGE_EVERY_NS {
             return false;
         }
         self.reliable.aged_ns = now_ns;
@@ -328,7 +326,7 @@ impl State {
         header: &DatagramHeader,
         record: &Record<'_>,
     ) {
-        let now_ns = self.round.now_ns();
+        let now_ns = self.round.steady_ns();
         let h = &record.header;
         let Kind::Reliable { number } = h.kind else {
             return;
@@ -436,7 +434,7 @@ impl State {
                     self.counters.rx_no_room.add(1);
                     let source = &mut self.reliable.inbound[at];
                     source.no_room = true;
-                    let look_ns = self.round.now_ns() + source.look_after_ns;
+                    let look_ns = self.round.steady_ns() + source.look_after_ns;
                     self.reliable.wake(End::Inbound(at), look_ns);
                     return false;
                 }
@@ -513,7 +511,7 @@ impl State {
     /// none.
     #[cold]
     fn make_room(&mut self, at: InboundSlot, message: &Arriving) -> bool {
-        let now_ns = self.round.now_ns();
+        let now_ns = self.round.steady_ns();
         let source = &mut self.reliable.inbound[at];
         let next = source.engine.next();
         if next.wrapping_sub(message.first) >= message.count {
@@ -545,7 +543,7 @@ impl State {
             (message.dead, message.lacking) = (true, true);
             return true;
         }
-        let (patience_ns, now_ns) = (source.patience_ns, self.round.now_ns());
+        let (patience_ns, now_ns) = (source.patience_ns, self.round.steady_ns());
         let behind = self.behind + self.received_cost;
         self.received_cost += self.tenants.charge_all(channel, fair::COPY, behind);
         let mut waits = false;
@@ -755,7 +753,6 @@ impl State {
                 Carrier::any(source.port),
                 &header,
                 &bytes,
-                now_ns,
             ) {
                 source.engine.remind(at_ns);
             }

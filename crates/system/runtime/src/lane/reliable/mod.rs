@@ -4,7 +4,8 @@
 //! put together in the memory of their sinks as they come, and delivered in the order of their source.
 //!
 //! Announcements, acknowledgements and repair are sent by [`State::recover`] between receiving and sending, at the instants
-//! that the engines ask for.
+//! that the engines ask for. These, and how long somebody is waited for, are of a time that is never stepped (`steady_ns`); what leaves or
+//! is stamped has the clock's (`now_ns`).
 
 mod inbound;
 mod outbound;
@@ -225,12 +226,12 @@ impl State {
         let Some(due_ns) = self.reliable.due_ns() else {
             return false;
         };
-        let now_ns = self.round.now_ns();
-        now_ns >= due_ns && self.recover_now(ports, now_ns)
+        let steady_ns = self.round.steady_ns();
+        steady_ns >= due_ns && self.recover_now(ports, steady_ns)
     }
 
     #[cold]
-    fn recover_now(&mut self, ports: &mut [LanePort], now_ns: i64) -> bool {
+    fn recover_now(&mut self, ports: &mut [LanePort], steady_ns: i64) -> bool {
         // Out of the state, which the messages are looked up in.
         let mut reliable = std::mem::take(&mut self.reliable);
         self.recovery_cost = 0;
@@ -238,29 +239,29 @@ impl State {
             if self.recovery_cost > MOST_RECOVERY {
                 break;
             }
-            let end = match reliable.next_due(now_ns) {
+            let end = match reliable.next_due(steady_ns) {
                 Some(Some(end)) => end,
                 Some(None) => continue,
                 None => break,
             };
             let again_ns = match end {
                 End::Outbound(at) => match reliable.outbound.get_mut(at) {
-                    Some(source) => self.recover_source(ports, source, now_ns),
+                    Some(source) => self.recover_source(ports, source, steady_ns),
                     None => continue,
                 },
                 End::Inbound(at) => match reliable.inbound.get_mut(at) {
-                    Some(source) => self.acknowledge(ports, source, now_ns),
+                    Some(source) => self.acknowledge(ports, source, steady_ns),
                     None => continue,
                 },
             };
             // Not again in this round.
-            reliable.wake(end, again_ns.max(now_ns + 1));
+            reliable.wake(end, again_ns.max(steady_ns + 1));
         }
         self.reliable = reliable;
         true
     }
 
-    /// Puts what one end says to the other into a datagram. `Err`: when to try again; the remote lane may have no path.
+    /// Puts what one end says to the other into a datagram. `Err`: when to try again, by the time that is never stepped; the remote lane may have no path.
     ///
     /// Where a schedule is installed it leaves at once and alone, while the gate of its class is open: what was put with others
     /// would leave with the last of them.
@@ -271,8 +272,8 @@ impl State {
         carrier: Carrier,
         header: &RecordHeader,
         bytes: &[u8],
-        now_ns: i64,
     ) -> Result<(), i64> {
+        let now_ns = self.round.now_ns();
         let Some(peer) = self.remotes.get_mut(remote) else {
             return Ok(());
         };
@@ -282,7 +283,7 @@ impl State {
         let octets = peer.overhead() + bytes.len();
         let lane_port = &mut ports[at];
         if lane_port.yields(TaiTime::from_nanos(now_ns)) {
-            return Err(now_ns + YIELD_NS);
+            return Err(self.round.steady_of(now_ns + YIELD_NS));
         }
         let gates = lane_port.departures.as_ref().filter(|d| d.scheduled());
         let gated = gates.is_some();
@@ -291,9 +292,9 @@ impl State {
             let now = self.round.clock().now();
             match gates.opens(header.class, octets, now) {
                 Some(opens) if opens <= now => {}
-                Some(opens) => return Err(opens.as_nanos()),
+                Some(opens) => return Err(self.round.steady_of(opens.as_nanos())),
                 // Another schedule may have one.
-                None => return Err(now_ns + NO_WINDOW_NS),
+                None => return Err(self.round.steady_of(now_ns + NO_WINDOW_NS)),
             }
         }
         let Some(peer) = self.remotes.get_mut(remote) else {

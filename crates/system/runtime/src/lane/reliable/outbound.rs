@@ -29,8 +29,10 @@ const ACTIONS: usize = 64;
 /// A peer gets so much longer than twice the time that it gives its own sinks, and not more than the engine takes.
 const SLACK_NS: i64 = 2_000_000_000;
 const MOST_STALL_NS: i64 = 3_600_000_000_000;
-/// A peer that was evicted is asked so often whether it is back.
+/// A peer that was evicted is asked so often whether it is back; if it was and got nothing again, half as often each time, at last
+/// every minute.
 const ASK_AGAIN_NS: i64 = 1_000_000_000;
+const MOST_HALVED: u32 = 6;
 /// First and longest time between two looks whether a sink of this lane has room.
 const LOOK_NS: [i64; 2] = [50_000, 2_000_000];
 
@@ -40,8 +42,19 @@ struct Peer {
     remote: RemoteSlot,
     /// The number of the first message that it was promised.
     promised: u32,
-    /// `None`: it took nothing for too long. From when on to ask it again.
+    /// `Err`: it took nothing for too long. From when on to ask it again.
     id: Result<PeerId, i64>,
+    /// The record that it was promised first, how often in turn it got nothing, and until when it is not tried again.
+    since: u32,
+    in_vain: u32,
+    again_ns: i64,
+}
+
+impl Peer {
+    /// How long after it was asked it is asked again.
+    fn ask_after_ns(&self) -> i64 {
+        ASK_AGAIN_NS << self.in_vain.saturating_sub(1).min(MOST_HALVED)
+    }
 }
 
 /// First and longest time between two attempts to send records of a source again for which there is no frame or no room.
@@ -70,6 +83,8 @@ pub(in super::super) struct Outbound {
     class: TrafficClass,
     epoch: u32,
     slow_sinks: SlowSinks,
+    /// How long after it was emitted a message is of use.
+    deadline_ns: Option<i64>,
     /// Its messages take the place of those before them.
     latest: bool,
     engine: Sender,
@@ -102,6 +117,7 @@ impl Outbound {
                     policy: Policy::Latest,
                     messages: RECORDS,
                     bytes: BYTES,
+                    stall_ns: Some(Config::default().silence_ns),
                     ..Config::default()
                 };
                 return Some((config, SlowSinks::Drop));
@@ -121,7 +137,9 @@ impl Outbound {
                         .saturating_add(SLACK_NS)
                         .min(MOST_STALL_NS),
                 ),
-                SlowSinks::Wait | SlowSinks::Drop => None,
+                // Its sinks hold nobody up: who acknowledges nothing gets nothing.
+                SlowSinks::Drop => Some(Config::default().silence_ns),
+                SlowSinks::Wait => None,
             },
             ..Config::default()
         };
@@ -155,6 +173,9 @@ impl Outbound {
                 remote,
                 promised: self.message_from(self.engine.next()),
                 id: Ok(id),
+                since: self.engine.next(),
+                in_vain: 0,
+                again_ns: i64::MIN,
             });
         }
         id.is_ok()
@@ -369,7 +390,7 @@ impl State {
         let Some(first) = message.first.filter(|_| dropped) else {
             return;
         };
-        let now_ns = self.round.now_ns();
+        let now_ns = self.round.steady_ns();
         let Some(&entry) = self.reliable.by_number.get(&message.source) else {
             return;
         };
@@ -401,7 +422,7 @@ impl Lane {
     ) {
         use super::super::session::Target;
         let state = &mut self.state;
-        let now_ns = state.round.read();
+        let now_ns = state.round.read_steady();
         let Some(session) = state.tenants.sessions.get_mut(at) else {
             return;
         };
@@ -434,6 +455,10 @@ impl Lane {
             class: TrafficClass::BEST_EFFORT,
             epoch: now_ns as u32 ^ (now_ns >> 32) as u32,
             slow_sinks,
+            deadline_ns: match config.policy {
+                Policy::Within(deadline_ns) => Some(deadline_ns),
+                Policy::Reliable | Policy::Latest => None,
+            },
             latest: config.policy == Policy::Latest,
             engine,
             peers: Vec::new(),
@@ -465,7 +490,7 @@ impl Lane {
         channel: ChannelSlot,
         remote: RemoteSlot,
     ) {
-        let now_ns = self.state.round.read();
+        let now_ns = self.state.round.read_steady();
         let mut refused = 0;
         let state = &mut self.state;
         let Some(channel) = state.channels.get(channel) else {
@@ -488,7 +513,7 @@ impl Lane {
         remote: RemoteSlot,
         lost: bool,
     ) {
-        let now_ns = self.state.round.read();
+        let now_ns = self.state.round.read_steady();
         let state = &mut self.state;
         let Some(channel) = state.channels.get(channel) else {
             return;
@@ -515,11 +540,36 @@ pub(in super::super) enum Next {
     Batch(Batch),
     /// Nobody elsewhere hears it.
     Nobody,
+    /// It is of no use any more, and nothing of it was sent.
+    Late,
     /// Until something is acknowledged.
     Waits,
 }
 
 impl State {
+    /// Until when a message is of use, by the time that is never stepped. `None`: always.
+    pub(in super::super) fn waits_until(
+        &self,
+        entry: OutboundSlot,
+        progress: &InProgress,
+    ) -> Option<i64> {
+        let deadline_ns = self.reliable.outbound.get(entry)?.deadline_ns?;
+        Some(self.useful_from(progress).saturating_add(deadline_ns))
+    }
+
+    /// From when on that counts: its launch time if it has one, else when the lane took it.
+    fn useful_from(&self, progress: &InProgress) -> i64 {
+        let taken_ns = progress.send_time_ns;
+        let from_ns = match progress.descriptor.flags & FLAG_LAUNCH_TIME {
+            0 => taken_ns,
+            _ => {
+                let launch_ns = progress.descriptor.launch_time_ns;
+                launch_ns.clamp(taken_ns, taken_ns + HORIZON.as_nanos() as i64)
+            }
+        };
+        self.round.steady_of(from_ns)
+    }
+
     /// The next records of a message, and room for them: at most `most` of them.
     pub(in super::super) fn next_batch(
         &mut self,
@@ -529,8 +579,18 @@ impl State {
         left: i64,
         now_ns: i64,
     ) -> Next {
+        let steady_ns = self.round.steady_of(now_ns);
+        let since_ns = self.useful_from(progress);
+        let until_ns = match progress.batch {
+            None => self.waits_until(entry, progress),
+            // What was begun is ended.
+            Some(_) => None,
+        };
         if progress.batch.is_none() {
-            self.reliable.supersede(entry, now_ns);
+            if until_ns.is_some_and(|until_ns| until_ns <= steady_ns) {
+                return self.too_late(entry, progress);
+            }
+            self.reliable.supersede(entry, steady_ns);
         }
         let Some(source) = self.reliable.outbound.get_mut(entry) else {
             return Next::Nobody;
@@ -572,18 +632,21 @@ impl State {
             }
         };
         // Until then it waits in a scheduler.
-        let leaves_ns = match progress.descriptor.flags & FLAG_LAUNCH_TIME {
-            0 => now_ns,
-            _ => {
-                let launch_ns = progress.descriptor.launch_time_ns;
-                launch_ns.clamp(now_ns, now_ns + HORIZON.as_nanos() as i64)
-            }
-        };
+        let leaves_ns = self
+            .round
+            .steady_of(match progress.descriptor.flags & FLAG_LAUNCH_TIME {
+                0 => now_ns,
+                _ => {
+                    let launch_ns = progress.descriptor.launch_time_ns;
+                    launch_ns.clamp(now_ns, now_ns + HORIZON.as_nanos() as i64)
+                }
+            });
         batch.to = batch.from;
         let most = super::super::egress::fragments(&batch.cut, left);
         while batch.to < batch.cut.count() && batch.to - batch.from < most {
             let bytes = batch.cut.part(batch.to).len() as u64;
-            match source.engine.emit_at(now_ns, bytes.max(1), leaves_ns) {
+            let emitted = (source.engine).emit_at(steady_ns, bytes.max(1), leaves_ns, since_ns);
+            match emitted {
                 Ok(_) => batch.to += 1,
                 Err(_) => break,
             }
@@ -595,6 +658,9 @@ impl State {
         };
         if batch.to == batch.from {
             source.waits = true;
+            source.look_ns = source.look_ns.min(until_ns.unwrap_or(i64::MAX));
+            let look_ns = source.look_ns;
+            self.reliable.wake(End::Outbound(entry), look_ns);
             return Next::Waits;
         }
         if batch.from == 0 {
@@ -623,13 +689,25 @@ impl State {
         Next::Batch(batch)
     }
 
+    /// A message was of no use any more when its turn came: its receivers count it as lost with the next one.
+    #[cold]
+    fn too_late(&mut self, entry: OutboundSlot, progress: &InProgress) -> Next {
+        if let Some(source) = self.reliable.outbound.get_mut(entry) {
+            source.next_message = progress.sequence.wrapping_add(1) as u32;
+            if let Some(channel) = self.channels.get(source.channel) {
+                channel.counters.undelivered.add(1);
+            }
+        }
+        Next::Late
+    }
+
     /// A remote lane acknowledges records of a source here.
     pub(in super::super) fn take_acknowledgement(
         &mut self,
         remote: RemoteSlot,
         record: &Record<'_>,
     ) {
-        let now_ns = self.round.now_ns();
+        let now_ns = self.round.steady_ns();
         // Else it has ended since.
         let Some(&entry) = self.reliable.by_number.get(&record.header.source) else {
             return;
@@ -637,9 +715,12 @@ impl State {
         let Some(source) = self.reliable.outbound.get_mut(entry) else {
             return;
         };
-        let Ok(said) = Acknowledgement::decode(record.payload) else {
+        let Ok(mut said) = Acknowledgement::decode(record.payload) else {
             return self.counters.rx_malformed.add(1);
         };
+        // What was stamped before the clock was stepped measures nothing.
+        said.stamp_ns = self.round.steady_of_past(said.stamp_ns).unwrap_or(i64::MIN);
+        let promised = source.message_from(source.engine.next());
         let Some(peer) = source.peers.iter_mut().find(|peer| peer.remote == remote) else {
             return self.counters.rx_unknown_sender.add(1);
         };
@@ -652,9 +733,10 @@ impl State {
                 }
             }
             // It is back: it gets what is emitted from now on.
-            Err(_) if said.limit != said.next => {
-                if let Ok(id) = source.engine.add_peer(now_ns) {
-                    peer.id = Ok(id);
+            Err(_) if said.limit != said.next && now_ns >= peer.again_ns => {
+                if let Ok(id) = source.engine.try_peer(now_ns) {
+                    (peer.id, peer.promised) = (Ok(id), promised);
+                    peer.since = source.engine.next();
                 }
             }
             Err(_) => {}
@@ -667,20 +749,20 @@ impl State {
         &mut self,
         ports: &mut [LanePort],
         source: &mut Outbound,
-        now_ns: i64,
+        steady_ns: i64,
     ) -> i64 {
         let mut again_ns = i64::MAX;
         let before = source.engine.counters();
         for action in 0.. {
             if action == ACTIONS {
-                again_ns = now_ns;
+                again_ns = steady_ns;
                 break;
             }
-            match source.engine.poll(now_ns) {
+            match source.engine.poll(steady_ns) {
                 None => break,
                 Some(Action::Announce(peer, said)) => {
                     if let Some(remote) = source.remote(peer)
-                        && let Err(at_ns) = self.announce(ports, source, remote, said, now_ns)
+                        && let Err(at_ns) = self.announce(ports, source, remote, said)
                     {
                         source.engine.remind(peer, at_ns);
                     }
@@ -688,12 +770,12 @@ impl State {
                 Some(Action::Repair(peer, record)) => {
                     self.recovery_cost += fair::FRAME;
                     if let Some(remote) = source.remote(peer)
-                        && !self.repair(ports, source, remote, record, now_ns)
+                        && !self.repair(ports, source, remote, record, steady_ns)
                     {
                         if let Some(session) = self.tenants.sessions.get(source.session) {
                             self.tenants.turns.charge(session.tenant, fair::LOOK);
                         }
-                        source.postpone_repair(remote, record, now_ns);
+                        source.postpone_repair(remote, record, steady_ns);
                         break;
                     }
                 }
@@ -703,18 +785,23 @@ impl State {
                         channel.counters.evicted.add(1);
                     }
                     if let Some(peer) = source.peers.iter_mut().find(|peer| peer.id == Ok(id)) {
-                        peer.id = Err(now_ns + ASK_AGAIN_NS);
+                        let nothing = next == peer.since;
+                        peer.in_vain = if nothing { peer.in_vain + 1 } else { 0 };
+                        let after_ns = peer.ask_after_ns();
+                        peer.again_ns = steady_ns + if nothing { after_ns } else { 0 };
+                        peer.id = Err(steady_ns + after_ns);
                     }
                     if let Some(channel) = self.channels.get(source.channel) {
-                        source.add_left_out(channel.destinations.iter(), now_ns);
+                        source.add_left_out(channel.destinations.iter(), steady_ns);
                     }
                 }
             }
         }
         let gave_up = source.engine.counters().given_up > before.given_up;
-        again_ns = again_ns.min(self.ask_evicted(ports, source, now_ns));
+        again_ns = again_ns.min(self.ask_evicted(ports, source, steady_ns));
         let completed = self.complete_messages(source, gave_up);
-        if source.waits && (completed || source.look_ns <= now_ns || source.engine.room(1).is_ok())
+        if source.waits
+            && (completed || source.look_ns <= steady_ns || source.engine.room(1).is_ok())
         {
             source.waits = false;
             source.look_ns = i64::MAX;
@@ -723,9 +810,9 @@ impl State {
             // Its completions are to be shown, and it may be done.
             self.tenants.wait(source.session);
         }
-        let engine_ns = source.engine.wake_ns(now_ns).unwrap_or(i64::MAX);
+        let engine_ns = source.engine.wake_ns(steady_ns).unwrap_or(i64::MAX);
         let next_ns = engine_ns.min(again_ns).min(source.look_ns);
-        match now_ns < source.repairs_from_ns {
+        match steady_ns < source.repairs_from_ns {
             // Others of its records are due as well.
             true => next_ns.max(source.repairs_from_ns),
             false => next_ns,
@@ -738,9 +825,10 @@ impl State {
         ports: &mut [LanePort],
         source: &Outbound,
         remote: RemoteSlot,
-        said: Announce,
-        now_ns: i64,
+        mut said: Announce,
     ) -> Result<(), i64> {
+        // It comes back among the stamps of messages, which are the clock's.
+        said.stamp_ns = self.round.instant_of(said.stamp_ns);
         let bytes = source.announcement(remote, said);
         let header = control(
             source.channel_id,
@@ -749,11 +837,16 @@ impl State {
             Kind::Announce,
             bytes.len(),
         );
-        self.say(ports, remote, source.carrier, &header, &bytes, now_ns)
+        self.say(ports, remote, source.carrier, &header, &bytes)
     }
 
     /// Asks receivers that took nothing for too long whether they do again. When to ask next.
-    fn ask_evicted(&mut self, ports: &mut [LanePort], source: &mut Outbound, now_ns: i64) -> i64 {
+    fn ask_evicted(
+        &mut self,
+        ports: &mut [LanePort],
+        source: &mut Outbound,
+        steady_ns: i64,
+    ) -> i64 {
         let mut next_ns = i64::MAX;
         for at in 0..source.peers.len() {
             let Peer {
@@ -764,7 +857,7 @@ impl State {
             else {
                 continue;
             };
-            let ask_ns = match ask_ns <= now_ns {
+            let ask_ns = match ask_ns <= steady_ns {
                 false => ask_ns,
                 true => {
                     let next = source.engine.next();
@@ -772,10 +865,11 @@ impl State {
                         oldest: next,
                         next,
                         round_trip_ns: 0,
-                        stamp_ns: now_ns,
+                        stamp_ns: steady_ns,
                     };
-                    let said = self.announce(ports, source, remote, said, now_ns);
-                    said.map_or_else(|at_ns| at_ns, |()| now_ns + ASK_AGAIN_NS)
+                    let after_ns = source.peers[at].ask_after_ns();
+                    let said = self.announce(ports, source, remote, said);
+                    said.map_or_else(|at_ns| at_ns, |()| steady_ns + after_ns)
                 }
             };
             source.peers[at].id = Err(ask_ns);
@@ -791,8 +885,9 @@ impl State {
         source: &mut Outbound,
         remote: RemoteSlot,
         record: u32,
-        now_ns: i64,
+        steady_ns: i64,
     ) -> bool {
+        let now_ns = self.round.instant_of(steady_ns);
         let Some(message) = source.find(record) else {
             return true;
         };
@@ -813,7 +908,7 @@ impl State {
         // Before it takes its stream's room in a period.
         let held = ports[at].departures.is_some() && room == 0;
         let yields = || !ports[at].schedules(&message.descriptor) && ports[at].yields(now);
-        if now_ns < source.repairs_from_ns || held || yields() {
+        if steady_ns < source.repairs_from_ns || held || yields() {
             return false;
         }
         let mut descriptor = message.descriptor;
@@ -840,12 +935,13 @@ impl State {
                 }
                 Again::Later(until_ns) => {
                     if let Some(peer) = source.peer(remote) {
+                        let until_ns = self.round.steady_of(until_ns);
                         source.engine.postpone(peer, record, until_ns);
                     }
                     return true;
                 }
                 Again::Never => {
-                    source.give_up_repair(remote, record, now_ns);
+                    source.give_up_repair(remote, record, steady_ns);
                     return true;
                 }
             }
@@ -870,7 +966,7 @@ impl State {
             };
             let (_, refused, queued) = schedule(peer, at, &mut ports[at], piece, room, 1, now);
             if refused.is_some() {
-                source.give_up_repair(remote, record, now_ns);
+                source.give_up_repair(remote, record, steady_ns);
                 return true;
             }
             if queued == 0 {
@@ -879,7 +975,7 @@ impl State {
             self.tenants
                 .hold(source.session, source.source, chunk, queued);
             if declared && let Some(peer) = source.peer(remote) {
-                let leaves_ns = descriptor.launch_time_ns;
+                let leaves_ns = self.round.steady_of(descriptor.launch_time_ns);
                 source.engine.repair_leaves(peer, record, leaves_ns);
             }
         } else {
@@ -911,7 +1007,7 @@ impl State {
         }
         if let Some(session) = self.tenants.sessions.get_mut(source.session) {
             // It counts against what its tenant may send, without having to wait for it: it is a tenth at most.
-            session.rates.take(part.len() as u32, now_ns);
+            session.rates.take(part.len() as u32, steady_ns);
             self.tenants
                 .turns
                 .charge(session.tenant, fair::FRAME + part.len() as i64);

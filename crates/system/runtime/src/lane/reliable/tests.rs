@@ -46,13 +46,18 @@ const RELIABLE: Reliability = Reliability::Reliable {
     slow_sinks: SlowSinks::Wait,
 };
 
+/// Time, and what the clock was stepped by.
 #[derive(Debug, Default)]
-struct Virtual(AtomicI64);
+struct Virtual(AtomicI64, AtomicI64);
 
 impl Clock for Virtual {
-    /// Who waits for an instant by reading it sees it come.
     fn now(&self) -> TaiTime {
-        TaiTime::from_nanos(self.0.fetch_add(1, Ordering::Relaxed))
+        TaiTime::from_nanos(self.steady_ns() + self.1.load(Ordering::Relaxed))
+    }
+
+    /// Who waits for an instant by reading it sees it come.
+    fn steady_ns(&self) -> i64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
     }
 }
 
@@ -350,7 +355,7 @@ impl World {
         how: Option<&crate::config::Departure>,
         ports: impl Fn(usize) -> Vec<Box<dyn Port>>,
     ) -> Self {
-        let clock = Arc::new(Virtual(AtomicI64::new(1_000_000_000)));
+        let clock = Arc::new(Virtual(1_000_000_000.into(), 0.into()));
         let (mut made, mut all) = (Vec::new(), Vec::new());
         for host in 0..hosts {
             let kind = MemoryNetwork::KIND;
@@ -498,6 +503,8 @@ struct Way {
     /// No frame of the port is free.
     full: AtomicBool,
     max_payload: AtomicUsize,
+    /// Longer datagrams vanish on it, and nobody is told.
+    swallows_above: AtomicUsize,
 }
 
 impl Way {
@@ -505,6 +512,7 @@ impl Way {
         Arc::new(Self {
             reaches: true.into(),
             full: false.into(),
+            swallows_above: usize::MAX.into(),
             max_payload: max_payload.into(),
         })
     }
@@ -606,7 +614,8 @@ impl Port for Changing {
     }
 
     fn receive(&mut self, budget: usize, deliver: &mut dyn FnMut(Datagram<'_>)) -> usize {
-        let longest = self.longest_received;
+        let passes = self.way.swallows_above.load(Ordering::Relaxed);
+        let longest = self.longest_received.min(passes);
         self.inner.receive(budget, &mut |datagram| {
             if datagram.payload.len() <= longest {
                 deliver(datagram);
@@ -1052,6 +1061,182 @@ fn a_node_that_is_gone_holds_its_source_no_longer_than_silence_is_borne() {
     let told = &world.hosts[0].apps[0].told;
     assert!(told.values().all(|told| *told == Outcome::Undelivered));
     assert_eq!(world.hosts[0].counters().evicted, 1);
+}
+
+#[test]
+fn a_step_of_the_clock_holds_nobody_up_and_gives_nobody_up() {
+    for step in [-3600 * SECOND, 37 * SECOND, -60 * SECOND] {
+        let evicts = Reliability::Reliable {
+            deadline: None,
+            slow_sinks: SlowSinks::Evict(Duration::from_secs(10)),
+        };
+        let mut world = World::with(2, faults(3, 5, 0, 0), evicts);
+        world.transmit(&[200; 200], SECOND);
+        // Some are on their way.
+        while world.hosts[0].apps[0].next < 220 {
+            world.hosts[0].apps[0].emit(200);
+        }
+        world.round();
+        world.clock.1.fetch_add(step, Ordering::Relaxed);
+        world.transmit(&[200; 200], SECOND);
+        assert_all_in_order(&world.hosts[1].apps[0], 420);
+        let counters = world.hosts[0].counters();
+        assert_eq!((counters.evicted, counters.undelivered), (0, 0), "{step}");
+    }
+}
+
+#[test]
+fn who_waits_less_for_a_sink_does_not_make_others_wait_less() {
+    let evicts = |patience| Reliability::Reliable {
+        deadline: None,
+        slow_sinks: SlowSinks::Evict(patience),
+    };
+    let mut world = World::new(1, Faults::default(), 1400);
+    world.hosts[0].add_app(2, 1 << 20);
+    world.hosts[0].add_app(3, 1 << 20);
+    world.hosts[0].add_sink(1);
+    world.hosts[0].add_source(0, evicts(Duration::from_secs(10)));
+    world.hosts[0].add_source(2, evicts(Duration::from_micros(100)));
+    let emit = |app: &mut App| while app.next < 100 && app.pending() < 50 && app.emit(200) {};
+    // The sink pauses.
+    world.until(SECOND, |world| {
+        let apps = &mut world.hosts[0].apps;
+        emit(&mut apps[0]);
+        emit(&mut apps[2]);
+        apps[2].told.len() == 100
+    });
+    for _ in 0..2000 {
+        world.round();
+        emit(&mut world.hosts[0].apps[0]);
+    }
+    let apps = &world.hosts[0].apps;
+    let done_without = |app: &App| {
+        let told = app.told.values();
+        told.filter(|told| **told == Outcome::Undelivered).count()
+    };
+    assert!(done_without(&apps[2]) > 0);
+    assert_eq!(done_without(&apps[0]), 0);
+    // And goes on.
+    world.until(SECOND, |world| {
+        let apps = &mut world.hosts[0].apps;
+        emit(&mut apps[0]);
+        apps[1].receive(usize::MAX);
+        apps[1].hand_back();
+        apps[0].told.len() == 100
+    });
+    assert_eq!(done_without(&world.hosts[0].apps[0]), 0);
+}
+
+#[test]
+fn a_node_that_answers_and_gets_nothing_holds_up_the_others_ever_more_seldom() {
+    for slow_sinks in [
+        SlowSinks::Drop,
+        SlowSinks::Evict(Duration::from_millis(100)),
+    ] {
+        let network = network(Faults::default(), 1400);
+        let ways = [0, 1, 2].map(|_| Way::new(1400));
+        let mut world = World::over(3, None, |host| {
+            vec![Changing::open(&network, host, &ways[host], false)]
+        });
+        for host in [1, 2] {
+            world.hosts[host].add_sink(0);
+            world.subscribe(host);
+        }
+        ways[2].swallows_above.store(400, Ordering::Relaxed);
+        world.hosts[0].add_source(
+            0,
+            Reliability::Reliable {
+                deadline: None,
+                slow_sinks,
+            },
+        );
+        // A message in each of 60,000 milliseconds, if there is room.
+        for _ in 0..60_000 {
+            world.clock.0.fetch_add(1_000_000, Ordering::Relaxed);
+            if world.hosts[0].apps[0].pending() < DEPTH as usize {
+                world.hosts[0].apps[0].emit(1000);
+            }
+            world.round();
+            for app in world.hosts.iter_mut().flat_map(|host| &mut host.apps) {
+                app.receive(usize::MAX);
+                app.hand_back();
+            }
+        }
+        let [_, gets_all, gets_none] = [0, 1, 2].map(|host| {
+            let received = &world.hosts[host].apps[0].received;
+            received.len()
+        });
+        assert_eq!(gets_none, 0);
+        assert!(gets_all > 40_000, "{slow_sinks:?}: {gets_all}");
+        // When more than that gets there again it is one of the receivers.
+        ways[2].swallows_above.store(usize::MAX, Ordering::Relaxed);
+        for _ in 0..70_000 {
+            world.clock.0.fetch_add(1_000_000, Ordering::Relaxed);
+            if world.hosts[0].apps[0].pending() < DEPTH as usize {
+                world.hosts[0].apps[0].emit(1000);
+            }
+            world.round();
+            for app in world.hosts.iter_mut().flat_map(|host| &mut host.apps) {
+                app.receive(usize::MAX);
+                app.hand_back();
+            }
+            if world.hosts[2].apps[0].received.len() > 1000 {
+                break;
+            }
+        }
+        assert!(world.hosts[2].apps[0].received.len() > 1000);
+    }
+}
+
+#[test]
+fn what_waited_beyond_its_deadline_is_not_sent_any_more_and_told() {
+    let within = Reliability::Reliable {
+        deadline: Some(Duration::from_millis(5)),
+        slow_sinks: SlowSinks::Evict(Duration::from_secs(10)),
+    };
+    // With the sink elsewhere, and on the source's own lane.
+    for host in [1, 0] {
+        let mut world = World::new(2, Faults::default(), 1400);
+        world.hosts[host].add_app(2, 1 << 20);
+        world.hosts[host].add_sink(1);
+        if host == 1 {
+            world.subscribe(1);
+        }
+        world.hosts[0].add_source(0, within);
+        // More than the sink has room for: it takes nothing.
+        let count = DEPTH + 20;
+        world.until(SECOND, |world| {
+            let app = &mut world.hosts[0].apps[0];
+            while app.pending() < DEPTH as usize && app.next < count && app.emit(200) {}
+            app.told.len() == count as usize
+        });
+        let told = &world.hosts[0].apps[0].told;
+        let late = |told: &&u32| **told >= DEPTH;
+        assert!(
+            told.keys()
+                .filter(late)
+                .all(|token| told[token] == Outcome::Undelivered),
+            "{told:?}"
+        );
+        assert!(
+            (0..DEPTH).all(|token| told[&token] == Outcome::Sent),
+            "{told:?}"
+        );
+        assert_eq!(world.hosts[host].counters().evicted, 0);
+        // It takes them, and what comes then, which says how many it did without.
+        world.until(SECOND, |world| {
+            let sink = &mut world.hosts[host].apps[1];
+            sink.receive(usize::MAX);
+            sink.hand_back();
+            if sink.received.len() == DEPTH as usize && world.hosts[0].apps[0].next == count {
+                world.hosts[0].apps[0].emit(200);
+            }
+            let last = world.hosts[host].apps[1].received.last();
+            last.is_some_and(|(number, _)| *number == count)
+        });
+        let counters = world.hosts[host].counters();
+        assert_eq!(counters.lost + counters.dropped_full, 20, "host {host}");
+    }
 }
 
 #[test]
