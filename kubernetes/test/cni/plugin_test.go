@@ -378,6 +378,14 @@ func TestWithoutARuntimeAPodIsAttachedOnlyIfThatIsPreferred(t *testing.T) {
 		t.Errorf("STATUS: %v", err)
 	}
 	n.works("STATUS", pod{}, preferred)
+	// In a chain, a node whose STATUS fails starts no pod at all: not for those few that are annotated.
+	some := n.conf("1.1.0", object{"pods": "annotated"})
+	n.works("STATUS", pod{}, some)
+	for name, conf := range map[string]object{"all pods": n.conf("1.1.0", nil), "with a delegate": with(some, object{"delegate": n.bridge()})} {
+		if _, err := n.call("STATUS", pod{}, conf); err == nil || err.Code != types.ErrPluginNotAvailable {
+			t.Errorf("STATUS of %s: %v", name, err)
+		}
+	}
 	if _, err := n.call("ADD", p, required); err == nil || err.Code != types.ErrTryAgainLater {
 		t.Errorf("ADD: %v", err)
 	}
