@@ -24,7 +24,8 @@ const networkName = "network"
 // deviceName is the file beside it that names the node's end of the interface, if it is a veth.
 const deviceName = "device"
 
-// identityName is the file beside it with the attachment's whole name, of which taktd may have a part.
+// identityName is the file beside it with the attachment's whole name, of which taktd may have a part. It is written last:
+// what an ADD that was killed has left is without.
 const identityName = "identity"
 
 // longestIdentity is what taktd takes.
@@ -75,8 +76,8 @@ func (a attachment) lock() (unlock func(), err error) {
 	}
 }
 
-// create makes the attachment's directory, with the names of its network, of itself and of the node's device in it.
-func (a attachment) create(network, name, device string) error {
+// create makes the attachment's directory, with the names of its network and of the node's device in it.
+func (a attachment) create(network, device string) error {
 	if len(a.socket()) > longestSocket {
 		return invalid("directory %q: the pod's socket would be %s, which is longer than %d bytes: choose a shorter directory", a.root, a.socket(), longestSocket)
 	}
@@ -90,9 +91,6 @@ func (a attachment) create(network, name, device string) error {
 	if err := os.WriteFile(filepath.Join(a.directory(), networkName), []byte(network), 0o644); err != nil {
 		return failure("cannot write the attachment's network", err)
 	}
-	if err := os.WriteFile(filepath.Join(a.directory(), identityName), []byte(name), 0o644); err != nil {
-		return failure("cannot write the attachment's name", err)
-	}
 	if device == "" {
 		return nil
 	}
@@ -100,6 +98,20 @@ func (a attachment) create(network, name, device string) error {
 		return failure("cannot write the attachment's device", err)
 	}
 	return nil
+}
+
+// finish notes the attachment's name when taktd has it.
+func (a attachment) finish(name string) error {
+	if err := os.WriteFile(filepath.Join(a.directory(), identityName), []byte(name), 0o644); err != nil {
+		return failure("cannot write the attachment's name", err)
+	}
+	return nil
+}
+
+// complete says whether an ADD has been finished, and no DEL since.
+func (a attachment) complete() bool {
+	_, err := os.Lstat(filepath.Join(a.directory(), identityName))
+	return err == nil
 }
 
 // remove takes the directory away, and the pod's if it is empty then.

@@ -20,7 +20,10 @@ func TestALongNamedPodIsKnownByItsWholeName(t *testing.T) {
 	if namespace, name, _ := Named(Whole(at.directory(), identity)); namespace != "" || name != identity {
 		t.Errorf("without a note it is %q %q", namespace, name)
 	}
-	if err := at.create("tsn", name(args), ""); err != nil {
+	if err := at.create("tsn", ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := at.finish(name(args)); err != nil {
 		t.Fatal(err)
 	}
 	if namespace, found, link := Named(Whole(at.directory(), identity)); namespace != "plant" || found != pod || link != "net1" {

@@ -63,6 +63,8 @@ func add(args *skel.CmdArgs) (err error) {
 	}
 	defer unlock()
 
+	// What an earlier ADD has made is not this one's to undo.
+	was := at.complete()
 	var undo []func() error
 	defer func() {
 		if err == nil {
@@ -77,6 +79,14 @@ func add(args *skel.CmdArgs) (err error) {
 	var made types.Result = c.PrevResult
 	result := c.previous
 	if c.Delegate != nil {
+		// Plugins differ in what they leave when the interface is there, and their DEL would remove it.
+		there, err := exists(args.Netns, args.IfName)
+		if err != nil {
+			return err
+		}
+		if was || there {
+			return types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_IFNAME %s: an ADD of before has made this interface of container %s: call DEL first", args.IfName, args.ContainerID), "")
+		}
 		conf, err := c.delegated(args.StdinData)
 		if err != nil {
 			return err
@@ -92,12 +102,17 @@ func add(args *skel.CmdArgs) (err error) {
 		return err
 	}
 	if selected {
-		undo = append(undo, func() error { return c.detach(at) })
+		if !was {
+			undo = append(undo, func() error { return c.detach(at) })
+		}
 		if err := c.attach(args, at, result, node); err != nil {
 			if c.Runtime == RuntimeRequired || !isAway(err) {
 				return err
 			}
 			fmt.Fprintln(os.Stderr, "takt-cni: the pod is not time-aware:", err)
+			if was {
+				return types.PrintResult(made, c.CNIVersion)
+			}
 			if err := c.detach(at); err != nil {
 				return err
 			}
@@ -115,10 +130,13 @@ func (c *Config) attach(args *skel.CmdArgs, at attachment, result *types100.Resu
 	if err := <-node.answer; err != nil {
 		return err
 	}
-	if err := at.create(c.Name, name(args), device); err != nil {
+	if err := at.create(c.Name, device); err != nil {
 		return err
 	}
-	return node.set(c.listener(at, identity(args), of))
+	if err := node.set(c.listener(at, identity(args), of)); err != nil {
+		return err
+	}
+	return at.finish(name(args))
 }
 
 // detach takes the pod out of the network. Nothing there is as good.

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"errors"
 	"net"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -22,18 +23,9 @@ func endpoint(path, ifname string, result *types100.Result) (of *adminv1.Endpoin
 	if len(addresses) == 0 {
 		return nil, "", invalid("interface %s has no IP address: configure an IPAM plugin", name)
 	}
-	namespace, err := netns.GetFromPath(path)
+	handle, err := inside(path)
 	if err != nil {
-		return nil, "", types.NewError(types.ErrInvalidNetNS, "cannot open the network namespace "+path+": "+err.Error(), "")
-	}
-	defer namespace.Close()
-	var kind unix.Statfs_t
-	if err := unix.Fstatfs(int(namespace), &kind); err != nil || kind.Type != unix.NSFS_MAGIC {
-		return nil, "", types.NewError(types.ErrInvalidNetNS, path+" is no network namespace", "")
-	}
-	handle, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, "", failure("cannot ask the kernel about the pod's interfaces", err)
+		return nil, "", err
 	}
 	defer handle.Close()
 	link, err := handle.LinkByName(name)
@@ -56,6 +48,41 @@ func endpoint(path, ifname string, result *types100.Result) (of *adminv1.Endpoin
 		found.Addresses = append(found.Addresses, address.String())
 	}
 	return found, otherEnd(handle, link), nil
+}
+
+// inside asks the kernel about the network namespace at a path.
+func inside(path string) (*netlink.Handle, error) {
+	namespace, err := netns.GetFromPath(path)
+	if err != nil {
+		return nil, types.NewError(types.ErrInvalidNetNS, "cannot open the network namespace "+path+": "+err.Error(), "")
+	}
+	defer namespace.Close()
+	var kind unix.Statfs_t
+	if err := unix.Fstatfs(int(namespace), &kind); err != nil || kind.Type != unix.NSFS_MAGIC {
+		return nil, types.NewError(types.ErrInvalidNetNS, path+" is no network namespace", "")
+	}
+	handle, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, failure("cannot ask the kernel about the pod's interfaces", err)
+	}
+	return handle, nil
+}
+
+// exists says whether the pod has an interface of this name.
+func exists(path, ifname string) (bool, error) {
+	handle, err := inside(path)
+	if err != nil {
+		return false, err
+	}
+	defer handle.Close()
+	_, err = handle.LinkByName(ifname)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return false, nil
+	}
+	if err != nil {
+		return false, failure("cannot ask the kernel about the pod's interfaces", err)
+	}
+	return true, nil
 }
 
 // otherEnd is the device of this network namespace at the other end of a pod's veth; empty if there is none.

@@ -263,6 +263,90 @@ func TestWhatFailsLeavesNothingAndSaysWhatToDo(t *testing.T) {
 	})
 }
 
+func TestAnotherADDUndoesNothingOfTheFirst(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, namespace(t), pods)
+	leases := func() int {
+		all, _ := filepath.Glob(n.path("ipam/*/*.*.*.*"))
+		return len(all)
+	}
+	t.Run("with a delegate", func(t *testing.T) {
+		n := n.on(t)
+		p := newPod(t)
+		conf := n.conf("1.1.0", object{"delegate": n.bridge()})
+		result := n.works("ADD", p, conf)
+		if _, err := n.call("ADD", p, conf); err == nil || err.Code != types.ErrInvalidEnvironmentVariables || !strings.Contains(err.Msg, "DEL first") {
+			t.Errorf("another ADD: %v", err)
+		}
+		attached(t, n, p)
+		n.works("CHECK", p, with(conf, object{"prevResult": result}))
+		n.works("DEL", p, conf)
+		n.nothingLeft(t, "after DEL")
+		// It can be added again then.
+		n.works("ADD", p, conf)
+		n.works("DEL", p, conf)
+		n.nothingLeft(t, "after another DEL")
+	})
+	t.Run("of a pod that is not annotated", func(t *testing.T) {
+		n := n.on(t)
+		p := newPod(t)
+		conf := n.conf("1.1.0", object{"pods": "annotated", "delegate": n.bridge(), "runtimeConfig": object{"io.kubernetes.cri.pod-annotations": object{}}})
+		n.works("ADD", p, conf)
+		if _, err := n.call("ADD", p, conf); err == nil || !strings.Contains(err.Msg, "DEL first") {
+			t.Errorf("another ADD: %v", err)
+		}
+		if interfaceOf(t, p.namespace, p.ifname) == nil || leases() != 1 {
+			t.Errorf("the interface has gone, or its address: %d leases", leases())
+		}
+		n.works("DEL", p, conf)
+		n.nothingLeft(t, "after DEL")
+	})
+	t.Run("chained", func(t *testing.T) {
+		n := n.on(t)
+		p := newPod(t)
+		chain := with(n.bridge(), object{"cniVersion": "1.1.0", "name": "tsn"})
+		conf := n.conf("1.1.0", object{"prevResult": n.works("ADD", p, chain)})
+		n.works("ADD", p, conf)
+		if _, err := n.call("ADD", p, with(conf, object{"etherTypes": []int{0x8809}})); err == nil || err.Code != 100 {
+			t.Errorf("an ADD that taktd refuses: %v", err)
+		}
+		attached(t, n, p)
+		n.kill()
+		if _, err := n.call("ADD", p, conf); err == nil || err.Code != types.ErrTryAgainLater {
+			t.Errorf("ADD without taktd: %v", err)
+		}
+		n.works("ADD", p, with(conf, object{"runtime": "preferred"}))
+		n.start()
+		attached(t, n, p)
+		n.works("CHECK", p, conf)
+		n.works("DEL", p, conf)
+		n.works("DEL", p, chain)
+		n.nothingLeft(t, "after DEL")
+	})
+	t.Run("after one that was killed", func(t *testing.T) {
+		n := n.on(t)
+		p := newPod(t)
+		conf := n.conf("1.1.0", object{"delegate": n.bridge()})
+		began := func() {
+			if err := os.MkdirAll(n.path("pods/"+p.id+"/eth0"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			n.write("pods/"+p.id+"/eth0/network", "tsn")
+		}
+		began()
+		n.works("ADD", p, conf)
+		attached(t, n, p)
+		n.works("DEL", p, conf)
+		n.nothingLeft(t, "after DEL")
+		// What fails now takes along what the other one left.
+		began()
+		if _, err := n.call("ADD", p, with(conf, object{"etherTypes": []int{0x8809}})); err == nil || err.Code != 100 {
+			t.Errorf("an ADD that taktd refuses: %v", err)
+		}
+		n.nothingLeft(t, "after an ADD that failed")
+	})
+}
+
 func TestAttachmentsOutliveTaktd(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, namespace(t), pods)
