@@ -165,8 +165,11 @@ func (c *Config) listener(at attachment, identity string, of *adminv1.Endpoint) 
 }
 
 // same says whether what is set has the place in the network that is wanted, and no classes but those that are: takt-node
-// takes from a pod what its namespace may not use.
+// takes from a pod what its namespace may not use, and gives it those of streams that it has claimed.
 func same(is, wanted *adminv1.Listener) bool {
 	return proto.Equal(is.GetEndpoint(), wanted.GetEndpoint()) &&
-		!slices.ContainsFunc(is.GetClasses(), func(class uint32) bool { return !slices.Contains(wanted.GetClasses(), class) })
+		!slices.ContainsFunc(is.GetClasses(), func(class uint32) bool {
+			return !slices.Contains(wanted.GetClasses(), class) &&
+				!slices.ContainsFunc(is.GetStreams(), func(s *adminv1.DeclaredStream) bool { return s.GetTrafficClass() == class })
+		})
 }

@@ -236,16 +236,22 @@ func classesOf(streams []*adminv1.DeclaredStream) (classes []uint32) {
 	return classes
 }
 
-// unclaimed is a listener without those of some classes in which it has no stream: nothing bounds there what it sends.
-// Best effort is left to one that would have none.
+// unclaimed is a listener without those of some classes in which it has no stream: nothing bounds there what it sends. Best
+// effort is left to one that would have none: taktd takes none without, and programs of the pod may have its socket.
 func unclaimed(listener *adminv1.Listener, claimed []uint32) *adminv1.Listener {
+	next := confined(listener, claimed)
+	if len(next.Classes) == 0 {
+		next.Classes = []uint32{0}
+	}
+	return next
+}
+
+// confined is unclaimed, and may have no class at all.
+func confined(listener *adminv1.Listener, claimed []uint32) *adminv1.Listener {
 	next := proto.Clone(listener).(*adminv1.Listener)
 	next.Classes = slices.DeleteFunc(next.Classes, func(class uint32) bool {
 		return slices.Contains(claimed, class) && !slices.Contains(classesOf(next.GetStreams()), class)
 	})
-	if len(next.Classes) == 0 {
-		next.Classes = []uint32{0}
-	}
 	return next
 }
 
@@ -644,7 +650,12 @@ func (g *gateTimes) bound(ctx context.Context, all listeners, directory string, 
 		if listener == nil {
 			continue
 		}
-		if next := unclaimed(listener, claimed); !slices.Equal(next.GetClasses(), listener.GetClasses()) {
+		next := confined(listener, claimed)
+		if len(next.GetClasses()) == 0 {
+			return refuse(codeNotAllowed, "classes %v of interface %s are for claims for gate time alone, and takt-cni's configuration gives no others: claim gate time of network %q, or add other classes to the configuration",
+				listener.GetClasses(), name, listener.GetEndpoint().GetNetwork())
+		}
+		if !slices.Equal(next.GetClasses(), listener.GetClasses()) {
 			if err := g.set(ctx, all, next); err != nil {
 				return fmt.Errorf("taktd does not take classes that are for claims from the pod's interface %s: %w", name, err)
 			}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/nri/pkg/api"
 	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -230,6 +231,23 @@ func TestGateTimeIsSentInByThoseWhoClaimItAlone(t *testing.T) {
 	g.release(again)
 	if is := g.classesAt(at); !slices.Equal(is, []uint32{0}) {
 		t.Errorf("without it, it has classes %v", is)
+	}
+	// One without a claim that would have no class at all: what takt-cni does not give it, it does not get instead.
+	alone := g.attachTo("alone", "pods", 10, 5)
+	if adjusted, err := g.created("alone"); err != nil || len(adjusted.GetMounts()) > 0 {
+		t.Errorf("it has %v, %v", adjusted, err)
+	}
+	if told := g.events.of("alone", reasonUnattached); len(told) != 1 || !strings.Contains(told[0], "starts without the socket") || !strings.Contains(told[0], "[5] of interface eth0") {
+		t.Errorf("told %q", told)
+	}
+	_, _, err := (&nriPlugin{n: g.agent}).CreateContainer(background,
+		&api.PodSandbox{Id: "alone-sandbox", Namespace: "default", Name: "alone", Uid: "alone-uid", Annotations: map[string]string{cni.Annotation: "true"}},
+		&api.Container{Id: "alone-second", PodSandboxId: "alone-sandbox", Name: "second"})
+	if err == nil || !strings.Contains(err.Error(), codeNotAllowed+": ") || !strings.Contains(err.Error(), "claim gate time of network \"pods\"") {
+		t.Errorf("time-sensitive: %v", err)
+	}
+	if is := g.classesAt(alone); !slices.Equal(is, []uint32{5}) {
+		t.Errorf("it has classes %v", is)
 	}
 }
 

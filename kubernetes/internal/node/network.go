@@ -214,15 +214,21 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 		}
 		chosen = wanted
 	}
-	if err := n.allowed(sandbox, attached); err != nil {
-		if wish.sensitive || len(n.gates.all(podOf(sandbox).UID)) > 0 {
-			return err
-		}
-		n.tell(podOf(sandbox), reasonUnattached, "container "+ctr.GetName()+" starts without the socket of its pod", err)
-		return n.gates.attach(ctx, sandbox, ctr)
+	needs := wish.sensitive || len(n.gates.all(podOf(sandbox).UID)) > 0
+	unserved := n.allowed(sandbox, attached)
+	if unserved != nil && needs {
+		return unserved
 	}
 	if err := n.gates.attach(ctx, sandbox, ctr); err != nil {
-		return err
+		var known refusal
+		if needs || !errors.As(err, &known) || known.code != codeNotAllowed {
+			return err
+		}
+		unserved = errors.Join(unserved, err)
+	}
+	if unserved != nil {
+		n.tell(podOf(sandbox), reasonUnattached, "container "+ctr.GetName()+" starts without the socket of its pod", unserved)
+		return nil
 	}
 	if err := n.takeAtVeths(ctx, sandbox, wish, attached, true); err != nil {
 		return err

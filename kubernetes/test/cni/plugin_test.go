@@ -263,6 +263,36 @@ func TestWhatFailsLeavesNothingAndSaysWhatToDo(t *testing.T) {
 	})
 }
 
+func TestCHECKTakesWhatTheAgentHasChanged(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, namespace(t), pods)
+	p := newPod(t)
+	conf := n.conf("1.1.0", object{"delegate": n.bridge()})
+	checked := with(conf, object{"prevResult": n.works("ADD", p, conf)})
+	stream := &adminv1.DeclaredStream{Name: "claim:line/talker/gate", TrafficClass: 6, Destination: "10.88.1.6:4000", PeriodNs: 1_000_000, WindowNs: 1_000, Frame: 170}
+	for name, is := range map[string]struct {
+		classes []uint32
+		streams []*adminv1.DeclaredStream
+		good    bool
+	}{
+		"a class that its namespace may not use is taken": {[]uint32{0}, nil, true},
+		"a class comes with a claim":                      {[]uint32{0, 5, 6}, []*adminv1.DeclaredStream{stream}, true},
+		"a class that nobody gave":                        {[]uint32{0, 5, 6}, nil, false},
+		"another one beside a claim":                      {[]uint32{0, 5, 6, 7}, []*adminv1.DeclaredStream{stream}, false},
+	} {
+		listener := n.listeners()[p.id+"/eth0/takt.sock"]
+		listener.Classes, listener.Streams = is.classes, is.streams
+		if _, err := n.admin.SetListener(context.Background(), &adminv1.SetListenerRequest{Listener: listener, Keep: true}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.call("CHECK", p, checked); (err == nil) != is.good {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	n.works("DEL", p, conf)
+	n.nothingLeft(t, "after DEL")
+}
+
 func TestAnotherADDUndoesNothingOfTheFirst(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, namespace(t), pods)
