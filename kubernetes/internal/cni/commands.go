@@ -10,6 +10,7 @@ package cni
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -21,6 +22,9 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 )
+
+// validAttachments is the key of GC by which the container runtime says what is to stay.
+const validAttachments = "cni.dev/valid-attachments"
 
 // Main answers the command that the environment names, and ends the process.
 func Main(about string) {
@@ -244,6 +248,14 @@ func collect(args *skel.CmdArgs) error {
 	c, err := decode(args.StdinData)
 	if err != nil {
 		return err
+	}
+	// Who does not say which are valid does not mean that none is. No list is null, as Go writes one that is empty.
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(args.StdinData, &keys); err != nil {
+		return types.NewError(types.ErrDecodingFailure, "the network configuration cannot be read: "+err.Error(), "")
+	}
+	if _, said := keys[validAttachments]; !said {
+		return invalid("%s is missing, and without it GC would detach every pod of the network: list the attachments that are valid, [] if none is", validAttachments)
 	}
 	there, err := c.attachments()
 	if err != nil {

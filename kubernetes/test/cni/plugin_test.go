@@ -430,6 +430,9 @@ func TestGarbageIsCollected(t *testing.T) {
 	if err := os.MkdirAll(n.path("pods/killed/eth0"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := n.call("GC", pod{}, conf); err == nil || err.Code != types.ErrInvalidNetworkConfig || !strings.Contains(err.Msg, "cni.dev/valid-attachments") || len(n.listeners()) != 3 {
+		t.Errorf("GC that is not told what is valid: %v, and left are %v", err, n.listeners())
+	}
 	valid := []object{{"containerID": "valid", "ifname": "eth0"}, {"containerID": "stale", "ifname": "eth1"}}
 	for range 2 {
 		n.works("GC", pod{}, with(conf, object{"cni.dev/valid-attachments": valid}))
