@@ -28,6 +28,9 @@ const deviceName = "device"
 // what an ADD that was killed has left is without.
 const identityName = "identity"
 
+// uidName is the file beside it with the UID of the pod, if the container runtime tells it: names are used again.
+const uidName = "uid"
+
 // longestIdentity is what taktd takes.
 const longestIdentity = 128
 
@@ -76,8 +79,8 @@ func (a attachment) lock() (unlock func(), err error) {
 	}
 }
 
-// create makes the attachment's directory, with the names of its network and of the node's device in it.
-func (a attachment) create(network, device string) error {
+// create makes the attachment's directory, with the names of its network and of the node's device in it, and the pod's UID.
+func (a attachment) create(network, uid, device string) error {
 	if len(a.socket()) > longestSocket {
 		return invalid("directory %q: the pod's socket would be %s, which is longer than %d bytes: choose a shorter directory", a.root, a.socket(), longestSocket)
 	}
@@ -91,11 +94,13 @@ func (a attachment) create(network, device string) error {
 	if err := os.WriteFile(filepath.Join(a.directory(), networkName), []byte(network), 0o644); err != nil {
 		return failure("cannot write the attachment's network", err)
 	}
-	if device == "" {
-		return nil
-	}
-	if err := os.WriteFile(filepath.Join(a.directory(), deviceName), []byte(device), 0o644); err != nil {
-		return failure("cannot write the attachment's device", err)
+	for of, text := range map[string]string{uidName: uid, deviceName: device} {
+		if text == "" {
+			continue
+		}
+		if err := os.WriteFile(filepath.Join(a.directory(), of), []byte(text), 0o644); err != nil {
+			return failure("cannot write the attachment's "+of, err)
+		}
 	}
 	return nil
 }
@@ -169,17 +174,56 @@ func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
-// name is that of an attachment: namespace, pod and interface, or container and interface of one that is no pod's.
-func name(args *skel.CmdArgs) string {
+// Kept is an attachment as its directory has it.
+type Kept struct {
+	Directory string
+	// Name is of its namespace, pod and interface; or of the container and the interface, where it is no pod's.
+	Name string
+	// UID is the pod's; empty where the container runtime does not tell it.
+	UID string
+}
+
+// AllKept are the attachments below a directory of sockets that no DEL has removed.
+func AllKept(sockets string) (all []Kept, err error) {
+	found, err := (&Config{Directory: sockets}).attachments()
+	for _, at := range found {
+		network, failed := at.network()
+		if failed != nil {
+			return nil, failed
+		}
+		// Without a network it is what an ADD that was killed has left.
+		if network == "" {
+			continue
+		}
+		uid, failed := os.ReadFile(filepath.Join(at.directory(), uidName))
+		if failed != nil && !errors.Is(failed, fs.ErrNotExist) {
+			return nil, failure("cannot read the attachment's pod", failed)
+		}
+		all = append(all, Kept{Directory: at.directory(), Name: Whole(at.directory(), at.container+"/"+at.ifname), UID: string(uid)})
+	}
+	return all, err
+}
+
+// podArgs is what a container runtime says of the pod.
+type podArgs struct{ namespace, name, uid string }
+
+func podOf(args *skel.CmdArgs) podArgs {
 	of := struct {
 		types.CommonArgs
-		K8S_POD_NAMESPACE, K8S_POD_NAME types.UnmarshallableString //nolint:revive // the names of CNI_ARGS
+		K8S_POD_NAMESPACE, K8S_POD_NAME, K8S_POD_UID types.UnmarshallableString //nolint:revive // the names of CNI_ARGS
 	}{}
-	whole := args.ContainerID
-	if types.LoadArgs("IgnoreUnknown=1;"+args.Args, &of) == nil && of.K8S_POD_NAME != "" {
-		whole = string(of.K8S_POD_NAMESPACE + "/" + of.K8S_POD_NAME)
+	if types.LoadArgs("IgnoreUnknown=1;"+args.Args, &of) != nil {
+		return podArgs{}
 	}
-	return whole + "/" + args.IfName
+	return podArgs{string(of.K8S_POD_NAMESPACE), string(of.K8S_POD_NAME), string(of.K8S_POD_UID)}
+}
+
+// name is that of an attachment: namespace, pod and interface, or container and interface of one that is no pod's.
+func name(args *skel.CmdArgs) string {
+	if pod := podOf(args); pod.name != "" {
+		return pod.namespace + "/" + pod.name + "/" + args.IfName
+	}
+	return args.ContainerID + "/" + args.IfName
 }
 
 // identity names the pod in taktd's logs, tables and metrics.

@@ -134,7 +134,7 @@ func (c *Config) attach(args *skel.CmdArgs, at attachment, result *types100.Resu
 	if err := <-node.answer; err != nil {
 		return err
 	}
-	if err := at.create(c.Name, device); err != nil {
+	if err := at.create(c.Name, podOf(args).uid, device); err != nil {
 		return err
 	}
 	if err := node.set(c.listener(at, identity(args), of)); err != nil {
@@ -249,7 +249,7 @@ func collect(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	// Who does not say which are valid does not mean that none is. No list is null, as Go writes one that is empty.
+	// Who does not say which are valid does not mean that none is. A list that is empty may come as null.
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(args.StdinData, &keys); err != nil {
 		return types.NewError(types.ErrDecodingFailure, "the network configuration cannot be read: "+err.Error(), "")

@@ -13,12 +13,17 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+	"github.com/takt-dev/takt/kubernetes/internal/cni"
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 )
 
 // uninstallAgain is the pause before it is looked again whether what stands in the way has gone.
@@ -96,10 +101,18 @@ func (n *Node) uninstall(ctx context.Context) error {
 	if used := n.configured(); n.config.Network != nil && used != "" {
 		return fmt.Errorf("%s names takt-cni, without which no pod of the node could start: take it out there first", used)
 	}
+	attached, err := n.stillAttached(ctx)
+	if err != nil {
+		return err
+	}
+	if len(attached) > 0 {
+		return fmt.Errorf("pods are attached by takt-cni, and could not be ended without it: delete %s; if a pod has gone already, remove its directory below %s",
+			strings.Join(attached, ", "), n.config.Network.Sockets)
+	}
 	mistakes := []error{remove(networkCDIFile(n.config.CDIDirectory), n.config.Gate)}
 	if n.config.Network != nil {
 		n.veths.keep(ctx, nil)
-		mistakes = append(mistakes, n.leaveTaktd(ctx), remove(filepath.Join(n.config.Network.Plugins, "takt-cni"), n.config.Network.Sockets))
+		mistakes = append(mistakes, n.removeVethGroup(), n.leaveTaktd(ctx), remove(filepath.Join(n.config.Network.Plugins, "takt-cni"), n.config.Network.Sockets))
 	}
 	if err := errors.Join(mistakes...); err != nil {
 		// The note of what was entered is still needed.
@@ -135,6 +148,46 @@ func remove(paths ...string) error {
 		}
 	}
 	return errors.Join(mistakes...)
+}
+
+// stillAttached are the attachments of pods that are on the node, by name. Where takt-cni was taken out of a list, the container
+// runtime may not have called it for those that have ended since: what they have left is in nobody's way.
+func (n *Node) stillAttached(ctx context.Context) (names []string, err error) {
+	if n.config.Network == nil {
+		return nil, nil
+	}
+	all, err := cni.AllKept(n.config.Network.Sockets)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askAPI)
+	defer cancel()
+	for _, at := range all {
+		namespace, name, _ := cni.Named(at.Name)
+		if namespace != "" {
+			pod, err := n.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) || err == nil && (pod.Spec.NodeName != n.name || at.UID != "" && string(pod.UID) != at.UID) {
+				continue
+			}
+		}
+		names = append(names, at.Name)
+	}
+	return names, nil
+}
+
+// removeVethGroup takes away the cgroup of what took launch times at veths.
+func (n *Node) removeVethGroup() error {
+	root, err := enforce.Unified(n.host)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := unix.Rmdir(filepath.Join(root, vethGroup)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot remove the cgroup %s: end what runs there: %w", vethGroup, err)
+	}
+	return nil
 }
 
 // configured is a network configuration of the node that names takt-cni; empty if there is none.

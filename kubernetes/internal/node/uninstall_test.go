@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -8,6 +9,9 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
@@ -109,11 +113,48 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 		t.Errorf("it has begun all the same: %v", err)
 	}
 	s.write(list, `{"plugins": [{"type": "bridge"}]}`)
+	group := filepath.Join(host, "sys/fs/cgroup", vethGroup)
+	if err := os.MkdirAll(group, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s.write(filepath.Join(filepath.Dir(group), "cgroup.controllers"), "cpu\n")
+	for id, at := range map[string]struct{ name, node, was, is string }{
+		"1111": {"runs", nodeName, "1", "1"}, "2222": {"recreated", nodeName, "2", "3"}, "3333": {"moved", "other", "", "4"}, "4444": {"gone", "", "", ""},
+	} {
+		directory := filepath.Join(s.config.Network.Sockets, id, "net1")
+		if err := os.MkdirAll(directory, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		s.write(filepath.Join(directory, "network"), "tsn")
+		s.write(filepath.Join(directory, "identity"), "plant/"+at.name+"/net1")
+		if at.was != "" {
+			s.write(filepath.Join(directory, "uid"), at.was)
+		}
+		if at.node == "" {
+			continue
+		}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "plant", Name: at.name, UID: types.UID(at.is)}, Spec: corev1.PodSpec{NodeName: at.node}}
+		if _, err := s.client.CoreV1().Pods("plant").Create(background, pod, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := agent.uninstall(background); err == nil || !strings.Contains(err.Error(), "delete plant/runs/net1; if") {
+		t.Errorf("with a pod that is attached: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(plugins, "takt-cni")); err != nil {
+		t.Errorf("it has begun all the same: %v", err)
+	}
+	if err := s.client.CoreV1().Pods("plant").Delete(background, "runs", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	// Also a second time.
 	for range 2 {
 		if err := agent.uninstall(background); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if _, err := os.Stat(group); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the cgroup of veths is left: %v", err)
 	}
 	var left []string
 	if err := filepath.WalkDir(s.dir, func(path string, entry fs.DirEntry, err error) error {
@@ -125,7 +166,7 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Join(left, " "); got != "bin/bridge host/etc/cni/net.d/10-pods.conflist node.key takt.toml" {
+	if got := strings.Join(left, " "); got != "bin/bridge host/etc/cni/net.d/10-pods.conflist host/sys/fs/cgroup/cgroup.controllers node.key takt.toml" {
 		t.Errorf("left are %s", got)
 	}
 	all, err := d.admin.ListNetworks(background, &adminv1.ListNetworksRequest{})
