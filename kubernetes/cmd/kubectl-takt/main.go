@@ -128,9 +128,9 @@ func table(out io.Writer, pods []report.Pod) error {
 		return err
 	}
 	to := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(to, "NAMESPACE\tPOD\tNODE\tNETWORK\tPROGRAMS\tVETH\tLAUNCHED\tAROUND\tRESERVED\tGATE TIME\tSTATE")
+	fmt.Fprintln(to, "NAMESPACE\tPOD\tNODE\tNETWORK\tPROGRAMS\tVETH\tLAUNCHED\tAROUND\tSCHEDULE\tRESERVED\tGATE TIME\tSTATE")
 	for _, pod := range pods {
-		var networks, veths, around, reserved, gates []string
+		var networks, veths, around, schedules, reserved, gates []string
 		var programs uint32
 		var launches report.Launches
 		passed := map[string]uint64{}
@@ -145,6 +145,12 @@ func table(out io.Writer, pods []report.Pod) error {
 			}
 			for _, one := range attached.GateTime {
 				gates = append(gates, fmt.Sprintf("class %d %dx%dB/%s", one.Class, one.Frames, one.Frame, one.Period))
+			}
+			for _, one := range attached.Schedules {
+				// They are the node's, and the same for all of its interfaces.
+				if text := schedule(one); !slices.Contains(schedules, text) {
+					schedules = append(schedules, text)
+				}
 			}
 			for reason, count := range attached.Around {
 				passed[reason] += count
@@ -165,10 +171,19 @@ func table(out io.Writer, pods []report.Pod) error {
 		if len(pod.Attached) > 0 {
 			attached = fmt.Sprint(programs)
 		}
-		fmt.Fprintf(to, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", pod.Namespace, pod.Pod, or(pod.Node), or(strings.Join(networks, ", ")), attached,
-			or(strings.Join(veths, ", ")), launched(launches), or(strings.Join(around, ", ")), or(strings.Join(reserved, ", ")), or(strings.Join(gates, ", ")), or(pod.Problem, "ok"))
+		fmt.Fprintf(to, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", pod.Namespace, pod.Pod, or(pod.Node), or(strings.Join(networks, ", ")), attached,
+			or(strings.Join(veths, ", ")), launched(launches), or(strings.Join(around, ", ")), or(strings.Join(schedules, ", ")), or(strings.Join(reserved, ", ")), or(strings.Join(gates, ", ")), or(pod.Problem, "ok"))
 	}
 	return to.Flush()
+}
+
+// schedule says on which link a gate schedule is, with its cycle, and whether it runs.
+func schedule(of report.Schedule) string {
+	text := strings.TrimSpace(of.Name+" "+of.Datapath) + " " + of.Cycle
+	if !of.Running {
+		text += " (pending)"
+	}
+	return text
 }
 
 // vethState says whether launch times are taken at a veth, and what becomes of those that are not.

@@ -415,6 +415,18 @@ func TestClaimedStreamsAreThePodsWhenItIsAttachedAndKeepTheirPlace(t *testing.T)
 	if err != nil || len(attached) != 1 || len(attached[0].GateTime) != 1 || attached[0].GateTime[0] != want {
 		t.Errorf("%v, %+v", err, attached)
 	}
+	if links := []report.Schedule{{Datapath: "udp", Running: true, Cycle: "1ms"}}; len(attached) != 1 || !slices.Equal(attached[0].Schedules, links) {
+		t.Errorf("the links have %+v", attached)
+	}
+	// taktd knows a long name only in part: takt-cni has noted all of it.
+	noted, long := filepath.Join(filepath.Dir(socket), "identity"), strings.Repeat("p", 120)
+	g.write(noted, "default/"+long+"/eth0")
+	if attached, _, err := g.agent.attached(background); err != nil || len(attached) != 1 || attached[0].Namespace != "default" || attached[0].Pod != long || attached[0].Interface != "eth0" {
+		t.Errorf("%v, %+v", err, attached)
+	}
+	if err := os.Remove(noted); err != nil {
+		t.Fatal(err)
+	}
 	// A container of another pod that names the claim has none of it.
 	if _, err := g.created("thief", env...); err == nil || !strings.Contains(err.Error(), codeShared) {
 		t.Errorf("another pod's: %v", err)

@@ -119,6 +119,27 @@ func owns(installed []int64, link *adminv1.LinkSchedule) bool {
 	return !slices.ContainsFunc(present(link), func(base int64) bool { return !slices.Contains(installed, base) })
 }
 
+// scheduleAt is the name of the GateSchedule that was assigned to a link with this base time; empty if none was.
+func (m *member) scheduleAt(datapath string, base int64) string {
+	if m == nil {
+		return ""
+	}
+	found, there, _ := m.nodes.GetStore().GetByKey(m.n.name)
+	if !there {
+		return ""
+	}
+	for _, one := range found.(*network.TaktNode).Spec.Schedules {
+		switch {
+		case one.Datapath != datapath:
+		case one.BeginsNanoseconds == base:
+			return one.Name
+		case one.Previous != nil && one.Previous.BeginsNanoseconds == base:
+			return one.Previous.Name
+		}
+	}
+	return ""
+}
+
 // assign has a link have the schedule that is assigned to it.
 func (m *member) assign(ctx context.Context, assigned *network.Assignment, link *adminv1.LinkSchedule, state *network.LinkState, e *entered) error {
 	state.State = network.Refused

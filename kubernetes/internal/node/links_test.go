@@ -11,10 +11,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/client-go/tools/cache"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 	"github.com/takt-dev/takt/kubernetes/internal/objects"
+	"github.com/takt-dev/takt/kubernetes/internal/report"
 )
 
 // link is a taktd with one link. It installs what it is told to, unless it refuses.
@@ -80,6 +82,27 @@ func assignedTo(revisions ...network.Revision) *network.TaktNode {
 		self.Spec.Schedules = append(self.Spec.Schedules, network.Assignment{Datapath: "udp", Revision: revision, Committed: true})
 	}
 	return self
+}
+
+func TestSchedulesAreReportedByTheNamesThatTheClusterGaveThem(t *testing.T) {
+	self := assignedTo(revisionAt(2, 2_000_000_002))
+	self.Name = nodeName
+	was := revisionAt(1, 1_000_000_001)
+	self.Spec.Schedules[0].Previous = &was
+	n := &Node{name: nodeName}
+	n.cluster = &member{n: n, nodes: cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNode{}, 0, cache.Indexers{})}
+	if err := n.cluster.nodes.GetStore().Add(self); err != nil {
+		t.Fatal(err)
+	}
+	all := &adminv1.ListSchedulesResponse{Links: []*adminv1.LinkSchedule{
+		{Datapath: "udp", Operational: &adminv1.GateSchedule{BaseTimeNs: 1_000_000_001, CycleTimeNs: 1_000_000}, Pending: &adminv1.GateSchedule{BaseTimeNs: 2_000_000_002, CycleTimeNs: 250_000}},
+		{Datapath: "xdp", Operational: &adminv1.GateSchedule{BaseTimeNs: 1_000_000_001, CycleTimeNs: 500_000}},
+		{Datapath: "dpdk"},
+	}}
+	want := []report.Schedule{{Datapath: "udp", Name: "line", Running: true, Cycle: "1ms"}, {Datapath: "udp", Name: "line", Cycle: "250us"}, {Datapath: "xdp", Running: true, Cycle: "500us"}}
+	if got := n.schedules(all); !slices.Equal(got, want) {
+		t.Errorf("%+v and not %+v", got, want)
+	}
 }
 
 func TestAScheduleIsTakenBackWhoseStatusWasNeverWritten(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 	"github.com/takt-dev/takt/kubernetes/internal/cni"
 	"github.com/takt-dev/takt/kubernetes/internal/report"
@@ -50,6 +51,11 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, map[string]bool
 	if err != nil {
 		return []report.Attached{}, nil, err
 	}
+	schedules, err := d.admin.ListSchedules(ctx, &adminv1.ListSchedulesRequest{})
+	if err != nil {
+		return []report.Attached{}, nil, err
+	}
+	links := n.schedules(schedules)
 	found, sockets := []report.Attached{}, map[string]bool{}
 	for _, status := range all.GetListeners() {
 		listener := status.GetListener()
@@ -57,12 +63,12 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, map[string]bool
 			continue
 		}
 		one := report.Attached{
-			Network: listener.GetEndpoint().GetNetwork(), Addresses: listener.GetEndpoint().GetAddresses(), Classes: listener.GetClasses(),
+			Network: listener.GetEndpoint().GetNetwork(), Addresses: listener.GetEndpoint().GetAddresses(), Classes: listener.GetClasses(), Schedules: links,
 			Programs: status.GetSessions(), Refused: status.GetUndeclared(), Launches: report.Launches{
 				Left: status.GetCounters().GetLaunched(), Late: status.GetCounters().GetLaunchedLate(), Missed: status.GetCounters().GetLaunchesMissed(),
 			},
 		}
-		one.Namespace, one.Pod, one.Interface = cni.Named(listener.GetIdentity())
+		one.Namespace, one.Pod, one.Interface = cni.Named(cni.Whole(filepath.Dir(listener.GetPath()), listener.GetIdentity()))
 		sockets[listener.GetPath()] = true
 		one.GateTime = n.gates.at(listener.GetPath())
 		if veth := n.veths.at(listener.GetPath()); veth != nil {
@@ -87,6 +93,22 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, map[string]bool
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Interface, b.Interface))
 	})
 	return found, sockets, nil
+}
+
+// schedules are those of the node's links, that which runs before that which will.
+func (n *Node) schedules(all *adminv1.ListSchedulesResponse) (found []report.Schedule) {
+	for _, link := range all.GetLinks() {
+		for _, one := range []*adminv1.GateSchedule{link.GetOperational(), link.GetPending()} {
+			if one == nil {
+				continue
+			}
+			found = append(found, report.Schedule{
+				Datapath: link.GetDatapath(), Name: n.cluster.scheduleAt(link.GetDatapath(), one.GetBaseTimeNs()),
+				Running: one == link.GetOperational(), Cycle: reservation.Duration(one.GetCycleTimeNs()).String(),
+			})
+		}
+	}
+	return found
 }
 
 // reserved are the containers that run with reservations.

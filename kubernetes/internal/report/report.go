@@ -48,10 +48,24 @@ type Attached struct {
 	// Around counts datagrams with a launch time that programs did not give to taktd, by reason (docs/reference/preload.md):
 	// they took the kernel's way or were refused.
 	Around map[string]uint64 `json:"around,omitempty"`
+	// Schedules are those of the node's links: what the pod sends passes the gates of the one that it leaves by.
+	Schedules []Schedule `json:"schedules,omitempty"`
 	// GateTime are the streams that the pod has claimed on this network.
 	GateTime []GateTime `json:"gateTime,omitempty"`
 	// Refused counts frames of no declared stream, and those outside of theirs.
 	Refused uint64 `json:"refused"`
+}
+
+// Schedule is a gate schedule of a link.
+type Schedule struct {
+	// Datapath is the one that sends on the link.
+	Datapath string `json:"datapath"`
+	// Name is its GateSchedule's; empty: it is not the cluster's.
+	Name string `json:"name,omitempty"`
+	// Running: it does; else it is pending, and will.
+	Running bool `json:"running"`
+	// Cycle is how long one takes.
+	Cycle string `json:"cycle"`
 }
 
 // Launches counts messages with a launch time.
