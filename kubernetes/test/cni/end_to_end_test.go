@@ -383,7 +383,9 @@ func TestASecondNetworkIsAttachedBesideThePrimaryOne(t *testing.T) {
 		nodes[at], pods[at] = n, newPod(t)
 		definition, config := attachment(t, object{
 			"adminSocket": n.path("admin.sock"), "directory": n.path("pods"),
-			"ipam": object{"type": "static", "addresses": []object{{"address": fmt.Sprintf("10.50.0.%d/24", at+1)}}},
+			// A range for each node, as the manifest says.
+			"ipam": object{"type": "host-local", "dataDir": n.path("ipam"), "ranges": [][]object{{{
+				"subnet": "10.50.0.0/16", "rangeStart": fmt.Sprintf("10.50.%d.1", at+1), "rangeEnd": fmt.Sprintf("10.50.%d.254", at+1)}}}},
 		})
 		networks[at] = [][]byte{list(t, "cbr0", primary(n, at)), config}
 		results := n.multus(true, pods[at], networks[at]...)
@@ -392,7 +394,7 @@ func TestASecondNetworkIsAttachedBesideThePrimaryOne(t *testing.T) {
 		}
 		said := networkStatus(definition.Metadata.Namespace+"/"+definition.Metadata.Name, results[1])
 		link := interfaceOf(t, pods[at].namespace, "net1")
-		if said.Name != "default/tsn" || said.Interface != "net1" || said.MAC != link.Address || !slices.Equal(said.IPs, []string{fmt.Sprintf("10.50.0.%d", at+1)}) {
+		if said.Name != "default/tsn" || said.Interface != "net1" || said.MAC != link.Address || !slices.Equal(said.IPs, []string{fmt.Sprintf("10.50.%d.1", at+1)}) {
 			t.Errorf("the pod's network-status is %+v, and its interface %+v", said, link)
 		}
 	}
