@@ -159,6 +159,11 @@ func (t *tally) condition(kind string, generation int64) metav1.Condition {
 	}
 }
 
+// said says whether a node has said anything of itself.
+func said(member *network.TaktNode) bool {
+	return meta.FindStatusCondition(member.Status.Conditions, network.Ready) != nil
+}
+
 // absence says why a node's runtime is not there; empty if it is.
 func absence(member *network.TaktNode) string {
 	ready := meta.FindStatusCondition(member.Status.Conditions, network.Ready)

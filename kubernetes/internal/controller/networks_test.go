@@ -141,3 +141,16 @@ func TestAScheduleWhoseStatusIsNotTakenHoldsUpNothingElse(t *testing.T) {
 		t.Errorf("node-2 is assigned %+v", got)
 	}
 }
+
+// What is not said of a node that has not spoken is not taken from it.
+func TestATaktNodeIsPlannedOnceItsNodeHasSpoken(t *testing.T) {
+	w := worldOf("node-1", "node-2")
+	w.Members[1].Status = network.TaktNodeStatus{}
+	if p := w.Make(); !p.Specs["node-1"].Planned || p.Specs["node-2"].Planned {
+		t.Errorf("they are %+v and %+v", p.Specs["node-1"], p.Specs["node-2"])
+	}
+	w.Members[1].Spec.Planned = true
+	if p := w.Make(); !p.Specs["node-2"].Planned {
+		t.Error("it is so no more")
+	}
+}

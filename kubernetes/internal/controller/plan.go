@@ -58,7 +58,8 @@ func (w *World) Make() *Plan {
 	w.holders = w.elsewhere()
 	specs := map[string]*network.TaktNodeSpec{}
 	for _, member := range w.Members {
-		spec := &network.TaktNodeSpec{}
+		// Of one that has said nothing yet it is not known what it has, and nothing is taken from it.
+		spec := &network.TaktNodeSpec{Planned: member.Spec.Planned || said(member)}
 		specs[member.Name] = spec
 		runtime := member.Status.Runtime
 		if address := w.address(member.Name); address != "" && runtime != nil && runtime.Key != "" && runtime.Port > 0 {

@@ -44,6 +44,9 @@ func (m *member) schedule(ctx context.Context, self *network.TaktNode, e *entere
 	}
 	slices.Sort(links)
 	for _, datapath := range slices.Compact(links) {
+		if !self.Spec.Planned {
+			break // the object is new: what it does not say yet may be assigned all the same
+		}
 		if slices.ContainsFunc(self.Spec.Schedules, func(a network.Assignment) bool { return a.Datapath == datapath }) {
 			continue
 		}

@@ -76,7 +76,7 @@ func revisionAt(generation, begins int64) network.Revision {
 }
 
 func assignedTo(revisions ...network.Revision) *network.TaktNode {
-	self := &network.TaktNode{}
+	self := &network.TaktNode{Spec: network.TaktNodeSpec{Planned: true}}
 	for _, revision := range revisions {
 		// As when all nodes have taken it.
 		self.Spec.Schedules = append(self.Spec.Schedules, network.Assignment{Datapath: "udp", Revision: revision, Committed: true})
@@ -131,6 +131,27 @@ func TestAScheduleIsTakenBackWhoseStatusWasNeverWritten(t *testing.T) {
 	scheduled(t, dir, l, assignedTo())
 	if !slices.Equal(l.bases(), []int64{5}) {
 		t.Errorf("the operator's schedule has become %v", l.bases())
+	}
+}
+
+func TestATaktNodeThatIsMadeAnewTakesNoScheduleAway(t *testing.T) {
+	dir, l, first := t.TempDir(), &link{}, revisionAt(1, 1_000_000_001)
+	scheduled(t, dir, l, assignedTo(first))
+	// The object was deleted; this is the one that the agent makes.
+	anew := &network.TaktNode{}
+	scheduled(t, dir, l, anew)
+	if !slices.Equal(l.bases(), []int64{1_000_000_001}) {
+		t.Fatalf("the link has %v", l.bases())
+	}
+	// The controller says again what it said before; then that it is not assigned any more.
+	back := assignedTo(first)
+	scheduled(t, dir, l, back)
+	if said := back.Status.Schedules[0]; said.State != network.Running || !slices.Equal(l.bases(), []int64{1_000_000_001}) {
+		t.Errorf("the link has %v, and the node says %+v", l.bases(), said)
+	}
+	scheduled(t, dir, l, assignedTo())
+	if len(l.bases()) > 0 {
+		t.Errorf("the link goes on with %v", l.bases())
 	}
 }
 

@@ -191,6 +191,12 @@ func (m *member) self(ctx context.Context) (*network.TaktNode, error) {
 	return made, nil
 }
 
+// planned says whether what the specs of the nodes do not say is not so. Of a TaktNode that was deleted and made anew the
+// controller has yet to say what it said before.
+func (m *member) planned(self *network.TaktNode) bool {
+	return self.Spec.Planned && !slices.ContainsFunc(objects.All[*network.TaktNode](m.nodes), func(n *network.TaktNode) bool { return !n.Spec.Planned })
+}
+
 // serve writes into the status what taktd says, after it has been told what is to be done. An error means that taktd does
 // not answer: what it said last stays.
 func (m *member) serve(ctx context.Context, self *network.TaktNode) error {
@@ -230,7 +236,8 @@ func (m *member) serve(ctx context.Context, self *network.TaktNode) error {
 		if err := m.schedule(ctx, self, entered); err != nil {
 			return err
 		}
-		err = errors.Join(m.enterStations(ctx, all.GetNetworks(), entered), m.enterPeers(ctx, s, entered))
+		planned := m.planned(self)
+		err = errors.Join(m.enterStations(ctx, all.GetNetworks(), entered, planned), m.enterPeers(ctx, s, entered, planned))
 	}
 	ready := metav1.Condition{Type: network.Ready, Status: metav1.ConditionTrue, Reason: "Serving", Message: "taktd answers", ObservedGeneration: self.Generation}
 	if err != nil {
@@ -480,8 +487,9 @@ func (m *member) store(e *entered) error {
 
 func stationKey(name, mac, vtep string) string { return name + " " + mac + " " + vtep }
 
-// enterStations enters the pods of other nodes into the networks that taktd does not follow a kernel's device for.
-func (m *member) enterStations(ctx context.Context, has []*adminv1.Network, e *entered) error {
+// enterStations enters the pods of other nodes into the networks that taktd does not follow a kernel's device for. Unless all
+// is planned, none is taken away.
+func (m *member) enterStations(ctx context.Context, has []*adminv1.Network, e *entered, planned bool) error {
 	wanted := m.stations(has)
 	fresh := false
 	for key := range wanted {
@@ -518,7 +526,7 @@ func (m *member) enterStations(ctx context.Context, has []*adminv1.Network, e *e
 	}
 	gone := false
 	for _, key := range slices.Sorted(maps.Keys(e.Stations)) {
-		if wanted[key] != nil {
+		if wanted[key] != nil || !planned {
 			continue
 		}
 		if present[key] != nil {
@@ -579,8 +587,9 @@ func equalSets(a, b []string) bool {
 	return slices.Equal(a, b)
 }
 
-// enterPeers has taktd know the runtimes of other nodes by their keys, and says how many answer.
-func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *entered) error {
+// enterPeers has taktd know the runtimes of other nodes by their keys, and says how many answer. Unless all is planned, none is
+// taken away.
+func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *entered, planned bool) error {
 	wanted := map[string]string{}
 	if m.n.config.Network.Peers {
 		for _, node := range objects.All[*network.TaktNode](m.nodes) {
@@ -625,7 +634,7 @@ func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *e
 	}
 	gone := false
 	for _, address := range slices.Sorted(maps.Keys(e.Peers)) {
-		if _, still := wanted[address]; still {
+		if _, still := wanted[address]; still || !planned {
 			continue
 		}
 		if _, there := present[address]; there {

@@ -113,6 +113,7 @@ func (c *cluster) told(name string, change func(*network.TaktNodeSpec)) {
 		if err != nil {
 			return err
 		}
+		now.Spec.Planned = true
 		change(&now.Spec)
 		_, err = c.client.Nodes.Update(background, now, metav1.UpdateOptions{})
 		return err
@@ -218,7 +219,7 @@ func TestANodeKnowsThePodsAndRuntimesOfOthersAndForgetsNoOperatorsEntry(t *testi
 	c.stationsAre(operators)
 	// What says how things are on the other node is the spec alone: its status is not believed.
 	if _, err := c.client.Nodes.Create(background, &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: "node-2"}, Spec: network.TaktNodeSpec{
-		VTEPs:    []network.VTEP{{Network: "tsn", Address: "192.0.2.2"}},
+		Planned: true, VTEPs: []network.VTEP{{Network: "tsn", Address: "192.0.2.2"}},
 		Stations: []network.Station{{Network: "tsn", Place: network.Place{MAC: "02:00:00:00:00:02", VTEP: "192.0.2.2", Addresses: []string{"10.50.0.2"}}}},
 	}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

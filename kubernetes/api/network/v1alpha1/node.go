@@ -31,6 +31,10 @@ type TaktNode struct {
 // TaktNodeSpec is what the controller has found to be true of the node, for all others, and what it is to do itself. Only
 // the controller writes it.
 type TaktNodeSpec struct {
+	// Planned: the controller has written this spec, knowing what the node has said of itself; absent: the object is new, and what
+	// it does not say may be all the same. Until then nothing is taken away from any node.
+	// +optional
+	Planned bool `json:"planned,omitempty"`
 	// Peer is how others reach its channels; absent: they do not.
 	// +optional
 	Peer *Peer `json:"peer,omitempty"`

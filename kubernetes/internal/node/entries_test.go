@@ -1,0 +1,134 @@
+package node
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+)
+
+// tables are a taktd with stations of networks by key, and peers with their keys by address.
+type tables struct {
+	adminv1.AdminClient
+	stations map[string]*adminv1.Station
+	peers    map[string]string
+}
+
+func (t *tables) networks() []*adminv1.Network {
+	one := &adminv1.Network{Name: "tsn"}
+	for _, key := range slices.Sorted(maps.Keys(t.stations)) {
+		one.Stations = append(one.Stations, t.stations[key])
+	}
+	return []*adminv1.Network{one}
+}
+
+func (t *tables) SetStation(_ context.Context, r *adminv1.SetStationRequest, _ ...grpc.CallOption) (*adminv1.SetStationResponse, error) {
+	// One station is in one place.
+	maps.DeleteFunc(t.stations, func(_ string, s *adminv1.Station) bool {
+		return s.GetMac() == r.GetStation().GetMac() && s.GetMac() != noMAC
+	})
+	t.stations[stationKey(r.GetNetwork(), r.GetStation().GetMac(), r.GetStation().GetVtep())] = r.GetStation()
+	return &adminv1.SetStationResponse{}, nil
+}
+
+func (t *tables) RemoveStation(_ context.Context, r *adminv1.RemoveStationRequest, _ ...grpc.CallOption) (*adminv1.RemoveStationResponse, error) {
+	delete(t.stations, stationKey(r.GetNetwork(), r.GetMac(), r.GetVtep()))
+	return &adminv1.RemoveStationResponse{Removed: true}, nil
+}
+
+func (t *tables) ListPeers(context.Context, *adminv1.ListPeersRequest, ...grpc.CallOption) (*adminv1.ListPeersResponse, error) {
+	answer := &adminv1.ListPeersResponse{}
+	for address, key := range t.peers {
+		answer.Peers = append(answer.Peers, &adminv1.Peer{Address: address, Key: key, Configured: true})
+	}
+	return answer, nil
+}
+
+func (t *tables) AddPeer(_ context.Context, r *adminv1.AddPeerRequest, _ ...grpc.CallOption) (*adminv1.AddPeerResponse, error) {
+	t.peers[r.GetAddress()] = r.GetKey()
+	return &adminv1.AddPeerResponse{}, nil
+}
+
+func (t *tables) RemovePeer(_ context.Context, r *adminv1.RemovePeerRequest, _ ...grpc.CallOption) (*adminv1.RemovePeerResponse, error) {
+	delete(t.peers, r.GetAddress())
+	return &adminv1.RemovePeerResponse{Removed: true}, nil
+}
+
+// has are the stations and peers, by their keys and addresses.
+func (t *tables) has() string {
+	found := slices.Sorted(maps.Keys(t.stations))
+	for _, address := range slices.Sorted(maps.Keys(t.peers)) {
+		found = append(found, address+" "+t.peers[address])
+	}
+	return strings.Join(found, ", ")
+}
+
+// entering is an agent that knows these TaktNodes, the first of which is its own. Each enters once, as another one that knows
+// what is noted on the node.
+func entering(t *testing.T, dir string, has *tables, nodes ...*network.TaktNode) error {
+	t.Helper()
+	n := &Node{name: nodes[0].Name}
+	n.config.RunDirectory = dir
+	n.config.Network = &NetworkConfig{Peers: true}
+	m := &member{n: n, admin: has}
+	m.nodes = cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNode{}, 0, cache.Indexers{})
+	m.nets = cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNetwork{}, 0, cache.Indexers{})
+	for _, node := range nodes {
+		if err := m.nodes.GetStore().Add(node); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e, err := m.loadEntered()
+	if err != nil {
+		t.Fatal(err)
+	}
+	planned := m.planned(nodes[0])
+	err = m.enterStations(background, has.networks(), e, planned)
+	if peers := m.enterPeers(background, &network.TaktNodeStatus{}, e, planned); peers != nil {
+		err = peers
+	}
+	return err
+}
+
+// nodeOf is one whose spec the controller has written: a pod at 192.0.2.2, and its key.
+func nodeOf(name string) *network.TaktNode {
+	return &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: network.TaktNodeSpec{
+		Planned: true, Peer: &network.Peer{Address: "192.0.2.2:7400", Key: key2},
+		Stations: []network.Station{{Network: "tsn", Place: network.Place{MAC: "02:00:00:00:00:02", VTEP: "192.0.2.2", Addresses: []string{"10.50.0.2"}}}},
+	}}
+}
+
+// bare is a TaktNode of which nothing is said but that the controller has, or has not, looked at it.
+func bare(name string, planned bool) *network.TaktNode {
+	return &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: network.TaktNodeSpec{Planned: planned}}
+}
+
+func TestATaktNodeThatIsMadeAnewTakesNoEntryAway(t *testing.T) {
+	dir, has := t.TempDir(), &tables{stations: map[string]*adminv1.Station{}, peers: map[string]string{}}
+	const all = "tsn 02:00:00:00:00:02 192.0.2.2, 192.0.2.2:7400 " + key2
+	for _, step := range []struct {
+		what   string
+		nodes  []*network.TaktNode
+		wanted string
+	}{
+		{"told", []*network.TaktNode{bare("node-1", true), nodeOf("node-2")}, all},
+		{"the other's is new", []*network.TaktNode{bare("node-1", true), bare("node-2", false)}, all},
+		{"its own is new", []*network.TaktNode{bare("node-1", false)}, all},
+		{"nothing is to be there", []*network.TaktNode{bare("node-1", true), bare("node-2", true)}, ""},
+	} {
+		if err := entering(t, dir, has, step.nodes...); err != nil {
+			t.Fatal(err)
+		}
+		if got := has.has(); got != step.wanted {
+			t.Errorf("%s: taktd has %q and not %q", step.what, got, step.wanted)
+		}
+	}
+}
