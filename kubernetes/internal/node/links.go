@@ -2,6 +2,8 @@ package node
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,6 +11,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
@@ -65,6 +68,7 @@ func (m *member) schedule(ctx context.Context, self *network.TaktNode, e *entere
 		}
 		if _, noted := e.Schedules[datapath]; noted {
 			delete(e.Schedules, datapath)
+			delete(e.Asked, datapath)
 			// If that cannot be noted, the note is of something that is not there: it harms nothing, and goes later.
 			_ = m.store(e)
 		}
@@ -143,6 +147,25 @@ func (m *member) scheduleAt(datapath string, base int64) string {
 	return ""
 }
 
+// same says whether a link has what is asked for. noted is the digest of what was last installed.
+func same(link *adminv1.LinkSchedule, asked *adminv1.InstallScheduleRequest, noted string) bool {
+	if link.GetLinkRateBps() != asked.GetLinkRateBps() {
+		return false
+	}
+	if pending := link.GetPending(); pending != nil {
+		// Of what is to begin, taktd tells neither the tag nor the priorities.
+		return objects.Same(pending, asked) && noted == digest(asked)
+	}
+	return objects.Same(link.GetOperational(), asked) && link.GetVlan() == asked.GetVlan() && objects.SamePriorities(link, asked)
+}
+
+// digest tells requests from each other.
+func digest(of *adminv1.InstallScheduleRequest) string {
+	bytes, _ := proto.MarshalOptions{Deterministic: true}.Marshal(of) // it only fails without a required field, of which there are none
+	sum := sha256.Sum256(bytes)
+	return hex.EncodeToString(sum[:])
+}
+
 // assign has a link have the schedule that is assigned to it.
 func (m *member) assign(ctx context.Context, assigned *network.Assignment, link *adminv1.LinkSchedule, state *network.LinkState, e *entered) error {
 	state.State = network.Refused
@@ -155,8 +178,7 @@ func (m *member) assign(ctx context.Context, assigned *network.Assignment, link 
 		state.Message = fmt.Sprintf("taktd has no datapath %s: name one that `takt status datapaths` shows as available", assigned.Datapath)
 		return nil
 	}
-	same := link.GetLinkRateBps() == request.GetLinkRateBps() && link.GetVlan() == request.GetVlan()
-	if same && (objects.Same(link.GetPending(), request) || link.GetPending() == nil && objects.Same(link.GetOperational(), request)) {
+	if same(link, request, e.Asked[assigned.Datapath]) {
 		state.State = network.Running
 		if link.GetPending() != nil {
 			state.State = network.Pending
@@ -184,8 +206,10 @@ func (m *member) assign(ctx context.Context, assigned *network.Assignment, link 
 		state.Message = fmt.Sprintf("by this node's clock its instant was %.1f s ago: see `takt clock` there and on the node of takt-controller, or give nodes more time (controller.lead)", float64(now-assigned.BeginsNanoseconds)/1e9)
 		return nil
 	}
-	// Noted before: whatever happens from here on, the next agent knows whose it is.
+	// Noted before: whatever happens from here on, the next agent knows whose it is. What is there is known again when taktd has
+	// taken it.
 	e.Schedules[assigned.Datapath] = append(slices.Clone(state.Installed), assigned.BeginsNanoseconds)
+	delete(e.Asked, assigned.Datapath)
 	if err := m.store(e); err != nil {
 		state.Message = shortened(err.Error())
 		return nil
@@ -198,6 +222,9 @@ func (m *member) assign(ctx context.Context, assigned *network.Assignment, link 
 		state.Message = shortened(status.Convert(err).Message())
 		return nil
 	}
+	// If that cannot be noted, it is installed once more, which changes nothing.
+	e.Asked[assigned.Datapath] = digest(request)
+	_ = m.store(e)
 	state.State = network.Running
 	if answer.GetBeginsNs() > objects.TAI() {
 		state.State = network.Pending

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/client-go/tools/cache"
 
@@ -24,22 +25,27 @@ type link struct {
 	adminv1.AdminClient
 	has     adminv1.LinkSchedule
 	refuses error
+	// installed is what it was told.
+	installed []*adminv1.InstallScheduleRequest
 }
 
 func (l *link) ListSchedules(context.Context, *adminv1.ListSchedulesRequest, ...grpc.CallOption) (*adminv1.ListSchedulesResponse, error) {
-	return &adminv1.ListSchedulesResponse{Links: []*adminv1.LinkSchedule{{Datapath: "udp", LinkRateBps: l.has.LinkRateBps, Operational: l.has.Operational, Pending: l.has.Pending}}}, nil
+	return &adminv1.ListSchedulesResponse{Links: []*adminv1.LinkSchedule{{
+		Datapath: "udp", LinkRateBps: l.has.LinkRateBps, Operational: l.has.Operational, Pending: l.has.Pending, Vlan: l.has.Vlan, Priorities: l.has.Priorities,
+	}}}, nil
 }
 
 func (l *link) InstallSchedule(_ context.Context, request *adminv1.InstallScheduleRequest, _ ...grpc.CallOption) (*adminv1.InstallScheduleResponse, error) {
 	if l.refuses != nil {
 		return nil, l.refuses
 	}
+	l.installed = append(l.installed, request)
 	l.has.LinkRateBps = request.GetLinkRateBps()
 	if begins := request.GetSchedule().GetBaseTimeNs(); begins > objects.TAI() {
 		l.has.Pending = request.GetSchedule()
 		return &adminv1.InstallScheduleResponse{BeginsNs: begins}, nil
 	}
-	l.has.Operational, l.has.Pending = request.GetSchedule(), nil
+	l.has.Operational, l.has.Pending, l.has.Vlan, l.has.Priorities = request.GetSchedule(), nil, request.GetVlan(), request.GetClasses()
 	return &adminv1.InstallScheduleResponse{}, nil
 }
 
@@ -152,6 +158,78 @@ func TestATaktNodeThatIsMadeAnewTakesNoScheduleAway(t *testing.T) {
 	scheduled(t, dir, l, assignedTo())
 	if len(l.bases()) > 0 {
 		t.Errorf("the link goes on with %v", l.bases())
+	}
+}
+
+// Two generations may begin at the same instant, which their base time asks for.
+func TestWhateverChangesOfAScheduleIsInstalled(t *testing.T) {
+	within, gates := network.Duration(1000), []int32{0}
+	changes := map[string]func(*network.Revision){
+		"rate": func(r *network.Revision) { r.Rate = 5 }, "vlan": func(r *network.Revision) { r.VLAN = true },
+		"entries": func(r *network.Revision) { r.Entries = []network.GateEntry{{Gates: []int32{6}, Interval: 1_000_000}} },
+		"maxSDU":  func(r *network.Revision) { r.MaxSDU = []network.MaxSDU{{Class: 5, Octets: 100}} }, "requireSync": func(r *network.Revision) { r.RequireSync = &within },
+		"priorities": func(r *network.Revision) { r.Priorities = []int32{1, 0, 2, 3, 4, 5, 6, 7} }, "initialGates": func(r *network.Revision) { r.InitialGates = &gates },
+		"selection":          func(r *network.Revision) { r.Selection = []network.Selection{{Class: 3, Algorithm: "first-come"}} },
+		"cycleTimeExtension": func(r *network.Revision) { r.CycleTimeExtension = 1000 },
+	}
+	for name, change := range changes {
+		for _, begins := range []int64{objects.TAI() + 3_600_000_000_000, 1_000_000_001} {
+			dir, l, first := t.TempDir(), &link{}, revisionAt(1, begins)
+			second := revisionAt(2, begins)
+			change(&second)
+			scheduled(t, dir, l, assignedTo(first))
+			// taktd refuses it, and has the first one as before; then it takes it, and another agent knows that.
+			l.refuses = status.Error(codes.InvalidArgument, "no")
+			refused := assignedTo(second)
+			scheduled(t, dir, l, refused)
+			scheduled(t, dir, l, refused)
+			if said := refused.Status.Schedules[0]; said.State != network.Refused {
+				t.Errorf("%s: the node says %+v of what was refused", name, said)
+			}
+			l.refuses = nil
+			for range 2 {
+				self := assignedTo(second)
+				scheduled(t, dir, l, self)
+				if said := self.Status.Schedules[0]; said.State == network.Refused || said.Generation != 2 {
+					t.Errorf("%s: the node says %+v", name, said)
+				}
+			}
+			if len(l.installed) != 2 {
+				t.Errorf("%s: %d were installed: %v", name, len(l.installed), l.installed)
+			}
+		}
+	}
+}
+
+// What a real one tells of a schedule is what it was told.
+func TestTaktdGivesBackTheScheduleThatItWasGiven(t *testing.T) {
+	s := newSite(t)
+	s.stop()
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), AdminSocket: filepath.Join(s.dir, "admin.sock"), Preload: "/l.so"}
+	s.taktd("")
+	connection, err := grpc.NewClient("unix:"+s.config.Network.AdminSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { connection.Close() })
+	admin := adminv1.NewAdminClient(connection)
+	rich := revisionAt(1, objects.TAI()-5_000_000_000)
+	gates := []int32{0, 7}
+	rich.Rate, rich.VLAN, rich.CycleTimeExtension, rich.InitialGates = 1_000_000_000, true, 1000, &gates
+	rich.MaxSDU, rich.Priorities = []network.MaxSDU{{Class: 5, Octets: 100}}, []int32{1, 0, 2, 3, 4, 5, 6, 7}
+	rich.Selection = []network.Selection{{Class: 7, Algorithm: "credit-based", IdleSlope: 1_000_000}, {Class: 3, Algorithm: "first-come"}, {Class: 1, Algorithm: "launch-time"}}
+	for _, revision := range []network.Revision{rich, revisionAt(2, objects.TAI()-4_000_000_000), revisionAt(3, objects.TAI()+3_600_000_000_000)} {
+		asked, err := objects.Request("udp", &revision)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := admin.InstallSchedule(background, asked, grpc.WaitForReady(true)); err != nil {
+			t.Fatal(err)
+		}
+		s.until("taktd has what it was given", func() bool {
+			all, err := admin.ListSchedules(background, &adminv1.ListSchedulesRequest{})
+			return err == nil && same(linkOf(all, "udp"), asked, digest(asked))
+		})
 	}
 }
 

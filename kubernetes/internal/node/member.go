@@ -451,12 +451,14 @@ type entered struct {
 	Peers    map[string]bool `json:"peers"`
 	// Schedules are the base times of those that were installed, TAI nanoseconds, by datapath.
 	Schedules map[string][]int64 `json:"schedules,omitempty"`
+	// Asked are digests of what was last installed, by datapath.
+	Asked map[string]string `json:"asked,omitempty"`
 }
 
 func (m *member) enteredFile() string { return filepath.Join(m.n.config.RunDirectory, "entered.json") }
 
 func (m *member) loadEntered() (*entered, error) {
-	e := &entered{Stations: map[string]bool{}, Peers: map[string]bool{}, Schedules: map[string][]int64{}}
+	e := &entered{Stations: map[string]bool{}, Peers: map[string]bool{}, Schedules: map[string][]int64{}, Asked: map[string]string{}}
 	text, err := os.ReadFile(m.enteredFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return e, nil

@@ -1,8 +1,11 @@
 package objects
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+
+	"google.golang.org/protobuf/proto"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
@@ -53,11 +56,34 @@ func mask(gates []int32) (bits uint32) {
 	return bits
 }
 
-// Same says whether a link's schedule is what was asked for.
+// Same says whether a link's schedule is what was asked for, in all that taktd tells of it.
 func Same(has *adminv1.GateSchedule, asked *adminv1.InstallScheduleRequest) bool {
-	wanted := asked.GetSchedule()
-	return has != nil && has.GetBaseTimeNs() == wanted.GetBaseTimeNs() && has.GetCycleTimeNs() == wanted.GetCycleTimeNs() &&
-		slices.EqualFunc(has.GetEntries(), wanted.GetEntries(), func(a, b *adminv1.GateEntry) bool {
-			return a.GetGates() == b.GetGates() && a.GetIntervalNs() == b.GetIntervalNs()
-		})
+	return has != nil && proto.Equal(whole(has), whole(asked.GetSchedule()))
+}
+
+// SamePriorities says whether frames of each priority pass the gate that was asked for.
+func SamePriorities(has *adminv1.LinkSchedule, asked *adminv1.InstallScheduleRequest) bool {
+	own := func(classes []uint32) []uint32 {
+		if len(classes) == 0 {
+			return []uint32{0, 1, 2, 3, 4, 5, 6, 7}
+		}
+		return classes
+	}
+	return slices.Equal(own(has.GetPriorities()), own(asked.GetClasses()))
+}
+
+// whole is a schedule with all that may be left out, in one order: taktd gives back what it was told in a form of its own.
+func whole(of *adminv1.GateSchedule) *adminv1.GateSchedule {
+	all := proto.Clone(of).(*adminv1.GateSchedule)
+	if all.InitialGates == nil {
+		all.InitialGates = proto.Uint32(0xff)
+	}
+	for len(all.GetMaxSdu()) < 8 {
+		all.MaxSdu = append(all.MaxSdu, 0)
+	}
+	all.Selection = slices.DeleteFunc(all.GetSelection(), func(one *adminv1.ClassSelection) bool {
+		return one.GetAlgorithm() == "" || one.GetAlgorithm() == "launch-time"
+	})
+	slices.SortFunc(all.GetSelection(), func(a, b *adminv1.ClassSelection) int { return cmp.Compare(a.GetClass(), b.GetClass()) })
+	return all
 }
