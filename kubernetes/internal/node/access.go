@@ -23,19 +23,19 @@ const reasonClasses = "ClassesNarrowed"
 
 // allowed says whether a pod may use the networks that have attached it, as their TaktNetworks have it. A container whose
 // pod may not gets no socket: without one, being attached is of no use to it.
-func (n *Node) allowed(sandbox *api.PodSandbox, attached []string) error {
+func (n *Node) allowed(ctx context.Context, sandbox *api.PodSandbox, attached []string) error {
 	if n.cluster == nil {
 		return nil
 	}
 	for _, name := range attached {
-		if err := n.cluster.allows(sandbox, name); err != nil {
+		if err := n.cluster.allows(ctx, sandbox, name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (m *member) allows(sandbox *api.PodSandbox, ifName string) error {
+func (m *member) allows(ctx context.Context, sandbox *api.PodSandbox, ifName string) error {
 	path := filepath.Join(m.n.config.Network.Sockets, sandbox.GetId(), ifName, cni.SocketName)
 	m.mu.Lock()
 	synced := m.synced
@@ -43,7 +43,7 @@ func (m *member) allows(sandbox *api.PodSandbox, ifName string) error {
 	if !synced {
 		return errors.New("takt-node has not heard from the API server yet who may use which network: it will be tried again")
 	}
-	listener, err := m.listener(path)
+	listener, err := m.listener(ctx, path)
 	if err != nil {
 		return err
 	}
@@ -70,8 +70,6 @@ func (m *member) allows(sandbox *api.PodSandbox, ifName string) error {
 		return refuse(codeNotAllowed, "namespace %s may not use classes %v of network %s, and takt-cni's configuration gives no others: add them to access of the TaktNetwork, or others to the configuration", sandbox.GetNamespace(), excess, wanted.Name)
 	}
 	// No container of the pod has the socket yet.
-	ctx, cancel := context.WithTimeout(context.Background(), askTaktd)
-	defer cancel()
 	if _, err := m.admin.SetListener(ctx, &adminv1.SetListenerRequest{Listener: narrowed, Keep: true}); err != nil {
 		return fmt.Errorf("taktd does not take classes %v from the pod, which its namespace may not use: %w", excess, err)
 	}

@@ -50,7 +50,7 @@ func TestANetworkThatTheClusterDoesNotKnowIsNobodys(t *testing.T) {
 		l.all[path(namespace)] = &adminv1.Listener{Path: path(namespace), Identity: namespace + "/pod/net1", Classes: []uint32{0, 5, 6}, Endpoint: &adminv1.Endpoint{Network: "tsn"}}
 	}
 	allows := func(namespace string) string {
-		if err := m.allows(&api.PodSandbox{Id: namespace, Namespace: namespace, Name: namespace}, "net1"); err != nil {
+		if err := m.allows(background, &api.PodSandbox{Id: namespace, Namespace: namespace, Name: namespace}, "net1"); err != nil {
 			return err.Error()
 		}
 		return ""

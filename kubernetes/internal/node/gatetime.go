@@ -41,7 +41,7 @@ type gateTimes struct {
 	wake       chan struct{}
 
 	// turn is held while listeners are changed, so that what is moved is not given to another meanwhile.
-	turn sync.Mutex
+	turn turn
 	// silent is since when taktd has not answered; zero: it does.
 	silent time.Time
 
@@ -61,6 +61,22 @@ type gateTimes struct {
 	said map[types.UID]condition
 }
 
+// turn is a lock that nobody waits for longer than a context lasts.
+type turn chan struct{}
+
+func newTurn() turn { return make(turn, 1) }
+
+func (t turn) take(ctx context.Context) error {
+	select {
+	case t <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the agent still waits for what taktd says of other pods: %w", ctx.Err())
+	}
+}
+
+func (t turn) give() { <-t }
+
 // refusedGate is a claim with why it was not prepared, and what the scheduler has set aside for it.
 type refusedGate struct {
 	*gateClaim
@@ -76,7 +92,7 @@ func newGateTimes(n *Node) (*gateTimes, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &gateTimes{n: n, admin: d.admin, disconnect: disconnect, wake: make(chan struct{}, 1),
+	return &gateTimes{n: n, admin: d.admin, disconnect: disconnect, wake: make(chan struct{}, 1), turn: newTurn(),
 		unread: map[types.UID]bool{}, unprepared: map[types.UID]refusedGate{}, withdrawn: map[types.UID]bool{},
 		held: map[types.UID]*gateClaim{}, lost: map[types.UID]error{}, said: map[types.UID]condition{}}, nil
 }
@@ -433,8 +449,10 @@ func (g *gateTimes) prepare(ctx context.Context, claim *resourceapi.ResourceClai
 func (g *gateTimes) admit(ctx context.Context, c *gateClaim) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*askTaktd)
 	defer cancel()
-	g.turn.Lock()
-	defer g.turn.Unlock()
+	if err := g.turn.take(ctx); err != nil {
+		return err
+	}
+	defer g.turn.give()
 	if err := g.permitted(c); err != nil {
 		return err
 	}
@@ -565,8 +583,10 @@ func (c *gateClaim) offered(gives classes) error {
 func (g *gateTimes) release(ctx context.Context, uid types.UID) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*askTaktd)
 	defer cancel()
-	g.turn.Lock()
-	defer g.turn.Unlock()
+	if err := g.turn.take(ctx); err != nil {
+		return err
+	}
+	defer g.turn.give()
 	if err := g.drop(ctx, uid); err != nil {
 		return err
 	}
@@ -608,10 +628,10 @@ func (g *gateTimes) attach(ctx context.Context, sandbox *api.PodSandbox, ctr *ap
 	if len(claims) == 0 && (len(attached) == 0 || len(g.n.config.Network.Claimed) == 0) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTaktd)
-	defer cancel()
-	g.turn.Lock()
-	defer g.turn.Unlock()
+	if err := g.turn.take(ctx); err != nil {
+		return err
+	}
+	defer g.turn.give()
 	all, err := g.listeners(ctx)
 	if err != nil {
 		return fmt.Errorf("taktd does not say what the pod is attached to: %w", err)
@@ -725,12 +745,14 @@ func (g *gateTimes) belong(ctx context.Context, pod Pod, ctr *api.Container) err
 		if c, err = g.passed(ctx, c, pod); err != nil {
 			return err
 		}
-		g.turn.Lock()
+		if err := g.turn.take(ctx); err != nil {
+			return err
+		}
 		err := g.n.records.writeGate(c)
 		if err == nil {
 			g.hold(c)
 		}
-		g.turn.Unlock()
+		g.turn.give()
 		if err != nil {
 			return err
 		}
@@ -791,8 +813,10 @@ func (g *gateTimes) look() {
 func (g *gateTimes) step(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, 2*askTaktd)
 	defer cancel()
-	g.turn.Lock()
-	defer g.turn.Unlock()
+	if err := g.turn.take(bounded); err != nil {
+		return err
+	}
+	defer g.turn.give()
 	all, answers, err := g.keep(bounded)
 	switch {
 	case answers:

@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 	// A busy machine keeps nobody from answering in time.
 	adaptation.SetPluginRequestTimeout(time.Minute)
 	adaptation.SetPluginRegistrationTimeout(time.Minute)
-	vethPatience = 30 * time.Second
+	vethPatience, hookPatience = 30*time.Second, time.Minute
 	switch os.Getenv("TAKT_TEST_PROGRAM") {
 	case "idle":
 		fmt.Println("ready")

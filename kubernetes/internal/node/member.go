@@ -422,15 +422,13 @@ func (m *member) endpointsOf(all []*adminv1.ListenerStatus) []network.Endpoint {
 }
 
 // listener is that of an attached interface. One that is younger than the last look is asked for.
-func (m *member) listener(path string) (*adminv1.Listener, error) {
+func (m *member) listener(ctx context.Context, path string) (*adminv1.Listener, error) {
 	m.mu.Lock()
 	found := m.listeners[path]
 	m.mu.Unlock()
 	if found != nil {
 		return found, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), askTaktd)
-	defer cancel()
 	all, err := m.admin.ListListeners(ctx, &adminv1.ListListenersRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("taktd does not say what the pod is attached to: %w", err)

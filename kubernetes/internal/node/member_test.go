@@ -365,7 +365,7 @@ func TestANetworkIsForThoseWhoMayUseIt(t *testing.T) {
 		return len(s.Endpoints) == 3 && s.Endpoints[0].Namespace == "guests"
 	})
 	allowed := func(namespace string) error {
-		return c.agent.allowed(&api.PodSandbox{Id: namespace, Namespace: namespace, Name: "pod"}, []string{"net1"})
+		return c.agent.allowed(background, &api.PodSandbox{Id: namespace, Namespace: namespace, Name: "pod"}, []string{"net1"})
 	}
 	if err := allowed("guests"); err == nil || !strings.Contains(err.Error(), "there is no TaktNetwork tsn") {
 		t.Errorf("a network that the cluster says nothing of: %v", err)

@@ -215,7 +215,7 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 		chosen = wanted
 	}
 	needs := wish.sensitive || len(n.gates.all(podOf(sandbox).UID)) > 0
-	unserved := n.allowed(sandbox, attached)
+	unserved := n.allowed(ctx, sandbox, attached)
 	if unserved != nil && needs {
 		return unserved
 	}

@@ -28,7 +28,12 @@ const (
 	pluginIndex = "90"
 )
 
-// askAPI is how long a hook may wait for the API server: the runtime gives it two seconds in all.
+// hookPatience is how long the creation of a container may wait for taktd, the API server and other pods' turns in all. The
+// runtime gives a hook two seconds; one whose NRI knows no failure policy (before 0.12.4) then creates the container as if
+// there were no agent.
+var hookPatience = 1500 * time.Millisecond
+
+// askAPI is how long a hook may wait for the API server.
 const askAPI = time.Second
 
 // reconnect is the pause before the container runtime is called again.
@@ -213,7 +218,10 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 		}
 	}()
 	adjustment = &api.ContainerAdjustment{}
-	if err := n.connect(ctx, sandbox, ctr, adjustment); err != nil {
+	within, cancel := context.WithTimeout(ctx, hookPatience)
+	defer cancel()
+	if err := n.connect(within, sandbox, ctr, adjustment); err != nil {
+		err = inTime(within, err)
 		n.metrics.failed(atCreate)
 		n.tell(pod, reasonNetwork, "container "+ctr.GetName(), err)
 		return nil, nil, err
@@ -222,7 +230,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 		n.attended.add(ctr.GetId())
 		return adjustment, nil, nil
 	}
-	c, err := n.admit(ctx, pod, ctr, true)
+	c, err := n.admit(within, pod, ctr, true)
 	if err != nil {
 		n.metrics.failed(atCreate)
 		n.tell(pod, reasonRefused, "container "+ctr.GetName(), err)
@@ -325,9 +333,18 @@ func (n *Node) admit(ctx context.Context, pod Pod, ctr *api.Container, creating 
 		if old.alive() {
 			klog.FromContext(ctx).Info("A container is created before its predecessor has ended: ending it", "pod", klog.KRef(pod.Namespace, pod.Name), "container", old.name, "id", old.id)
 		}
-		n.forget(ctx, old)
+		n.forget(context.WithoutCancel(ctx), old)
 	}
 	return c, nil
+}
+
+// inTime is why a container is refused, where it is that there was no more time.
+func inTime(ctx context.Context, err error) error {
+	var known refusal
+	if ctx.Err() == nil || errors.As(err, &known) {
+		return err
+	}
+	return refuse(codeNoAnswer, "not all that the container needs was answered within the %v that the container runtime leaves: see that taktd runs and is not overloaded (`takt status`, its log); the kubelet will try again (%w)", hookPatience, err)
 }
 
 // take makes the container the holder of its requests, if nobody else still is, and returns those who were;

@@ -34,6 +34,7 @@ const (
 	codeNoPreload   = "PreloadMissing"
 	codeNoLibrary   = "LibraryMissing"
 	codeNoVeth      = "VethNotTaken"
+	codeNoAnswer    = "NotAnsweredInTime"
 	codeNoSeccomp   = "SeccompNotSet"
 	codeNoGateTime  = "GateTimeNotOffered"
 	codeGateTime    = "GateTimeExceeded"
