@@ -15,14 +15,20 @@ import (
 
 // A schedule is installed in two steps. Every node that it selects installs it before its instant, as pending, and says
 // so; if one refuses, or does not answer in time, every node is given back what it had. What has been taken by all is
-// committed, and begins by itself. A node that cannot hear of the way back in time runs the schedule from its instant
-// until it hears.
+// committed, and begins by itself. What a node has not heard of being committed by objects.CommitMargin before the instant it
+// takes back itself: a controller that ends in between leaves nothing that begins.
 
 // mostSchedules is what a TaktNode has room for.
 const mostSchedules = 16
 
-// lateMargin is how long before the instant all nodes have to have answered: the rest is for the way back.
-const lateMargin = time.Second
+// MinLead is the least lead: it leaves the nodes three seconds for their answers.
+const MinLead = 8 * time.Second
+
+// lateMargin is how long before the instant all of so many nodes have to have answered: the rest is for writing to all of them
+// that it is committed, which takes 8 s for a thousand, and for them to see it.
+func lateMargin(nodes int) time.Duration {
+	return objects.CommitMargin + time.Second + time.Duration(nodes)*10*time.Millisecond
+}
 
 // rollout is one GateSchedule in a round.
 type rollout struct {
@@ -257,7 +263,10 @@ func (r *rollout) begin() (reason, message string) {
 // install has all nodes install it, and decides when all have answered, or one has refused.
 func (r *rollout) install() metav1.Condition {
 	revision, generation := r.revision(), r.of.Generation
-	missing, refused, why := []string{}, "", ""
+	missing, refused, why, expired := []string{}, "", "", false
+	late := func(offset int64) bool {
+		return r.w.Now.UnixNano()+offset > revision.BeginsNanoseconds-int64(lateMargin(len(r.status.Targets)))
+	}
 	offset := int64(0)
 	for _, name := range r.status.Targets {
 		if r.members[name] == nil {
@@ -268,6 +277,11 @@ func (r *rollout) install() metav1.Condition {
 		}
 		switch state, message := r.state(name, &revision); state {
 		case network.Pending, network.Running:
+		case network.Expired:
+			expired = true
+			if refused == "" && !late(offset) {
+				refused, why = name, message // by its clock alone
+			}
 		case network.Refused:
 			if refused == "" {
 				refused, why = name, message
@@ -276,17 +290,28 @@ func (r *rollout) install() metav1.Condition {
 			missing = append(missing, name)
 		}
 	}
-	late := r.w.Now.UnixNano()+offset > revision.BeginsNanoseconds-int64(lateMargin)
 	switch {
 	case refused != "":
 		r.status.State = network.RolledBack
 		r.keep()
 		return condition(network.InForce, false, generation, network.RolledBack, fmt.Sprintf("node %s refuses: %s. All nodes have what they had before: change the schedule, or which nodes it selects", refused, strings.TrimRight(why, ". ")))
-	case len(missing) > 0 && late:
+	case len(missing) > 0 && late(offset):
 		r.status.State = network.RolledBack
 		r.keep()
 		return condition(network.InForce, false, generation, network.RolledBack, fmt.Sprintf("node %s has not answered in time: see that takt-node runs there. All nodes that can be reached have what they had before: change the schedule to try again", missing[0]))
-	case len(missing) > 0:
+	case len(missing) == 0 && !expired && !late(offset):
+		r.status.State = network.Installed
+		return r.maintain()
+	case len(missing) == 0:
+		// All would have it, and there was no controller to say so: it takes another instant.
+		if reason, message := r.begin(); reason != "" {
+			r.status.State = ""
+			r.keep()
+			return condition(network.InForce, false, generation, reason, message)
+		}
+		revision = r.revision()
+		fallthrough
+	default:
 		for _, name := range r.status.Targets {
 			if r.members[name] == nil {
 				continue
@@ -302,9 +327,6 @@ func (r *rollout) install() metav1.Condition {
 			r.give(name, assignment)
 		}
 		return condition(network.InForce, false, generation, network.Installing, fmt.Sprintf("begins at %s on %d nodes", instant(revision.BeginsNanoseconds), len(r.status.Targets)))
-	default:
-		r.status.State = network.Installed
-		return r.maintain()
 	}
 }
 

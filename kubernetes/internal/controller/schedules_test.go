@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/objects"
 )
 
 // worldOf has nodes whose runtimes are ready; each is labelled with its name.
@@ -98,6 +99,55 @@ func TestALinkIsGivenToOneScheduleWhateverTheirSelectorsBecome(t *testing.T) {
 		}
 		if !slices.Equal(w.has("node-1"), []string{"b on udp"}) || !slices.Equal(w.has("node-2"), []string{"b on udp"}) {
 			t.Errorf("age %v: the nodes have %v and %v", age, w.has("node-1"), w.has("node-2"))
+		}
+	}
+}
+
+// answer has all nodes say the same of what they are assigned.
+func (w *World) answer(state, message string) {
+	for _, member := range w.Members {
+		for at := range member.Status.Schedules {
+			member.Status.Schedules[at].State, member.Status.Schedules[at].Message = state, message
+		}
+	}
+}
+
+func TestAScheduleThatWasNotCommittedInTimeTakesAnotherInstant(t *testing.T) {
+	for _, state := range []string{network.Pending, network.Expired} {
+		w := worldOf("node-1", "node-2")
+		g := scheduleOf("line", 0, "")
+		g.Spec.NodeSelector = nil
+		w.Schedules = []*network.GateSchedule{g}
+		w.next()
+		first := w.Members[0].Spec.Schedules[0]
+		// All nodes have it, and there was no controller until there was no time to say so.
+		w.Now = w.Now.Add(w.Lead - objects.CommitMargin)
+		w.answer(state, "it was not committed")
+		p := w.next()
+		again := w.Members[0].Spec.Schedules[0]
+		if again.Committed || again.BeginsNanoseconds < first.BeginsNanoseconds+int64(w.Lead-objects.CommitMargin) || again.Previous != nil || p.Schedules["line"].State != network.Installing {
+			t.Errorf("%s: it was %+v and is %+v, %s", state, first, again, p.Schedules["line"].State)
+		}
+		if w.next(); !w.Members[0].Spec.Schedules[0].Committed {
+			t.Errorf("%s: it is not committed: %+v", state, w.Members[0].Spec.Schedules[0])
+		}
+	}
+	// By the clock of a node alone it is too late.
+	w := worldOf("node-1")
+	w.Schedules = []*network.GateSchedule{scheduleOf("line", 0, "node-1")}
+	w.next()
+	w.answer(network.Expired, "it was not committed")
+	if p := w.next(); !is(p.Schedules["line"].Conditions, network.InForce, false, network.RolledBack, "node node-1 refuses: it was not committed") {
+		t.Errorf("it is %+v", p.Schedules["line"].Conditions)
+	}
+}
+
+func TestThereIsTimeToTellAllNodes(t *testing.T) {
+	// Writing to a thousand nodes takes 8 s: once with the schedule, once with the decision.
+	for _, nodes := range []int{1, 1000} {
+		margin, write := lateMargin(nodes), time.Duration(nodes)*8*time.Millisecond
+		if margin < objects.CommitMargin+write || MinLead+time.Duration(nodes)*eachNode < margin+write+2*time.Second {
+			t.Errorf("%d nodes have to have answered %v before", nodes, margin)
 		}
 	}
 }

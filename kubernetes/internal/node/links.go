@@ -36,7 +36,13 @@ func (m *member) schedule(ctx context.Context, self *network.TaktNode, e *entere
 			Datapath: assigned.Datapath, Name: assigned.Name, UID: assigned.UID, Generation: assigned.Generation, BeginsNanoseconds: assigned.BeginsNanoseconds,
 		}
 		state.Installed = installed(self, e, assigned.Datapath)
-		if err := m.assign(ctx, assigned, linkOf(all, assigned.Datapath), &state, e); err != nil {
+		before := ""
+		for _, said := range self.Status.Schedules {
+			if said.Datapath == assigned.Datapath && said.Of(&assigned.Revision) {
+				before = said.State
+			}
+		}
+		if err := m.assign(ctx, assigned, linkOf(all, assigned.Datapath), before, &state, e); err != nil {
 			return err
 		}
 		states = append(states, state)
@@ -166,8 +172,44 @@ func digest(of *adminv1.InstallScheduleRequest) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// assign has a link have the schedule that is assigned to it.
-func (m *member) assign(ctx context.Context, assigned *network.Assignment, link *adminv1.LinkSchedule, state *network.LinkState, e *entered) error {
+// uncommitted is why a schedule has expired.
+var uncommitted = fmt.Sprintf("it was not committed %v before its instant, and what was there before runs on: see that takt-controller runs, and its log", objects.CommitMargin)
+
+// takeBack gives a link what it had before an assignment that has not begun.
+func (m *member) takeBack(ctx context.Context, assigned *network.Assignment, link *adminv1.LinkSchedule, e *entered) error {
+	var before *adminv1.InstallScheduleRequest
+	switch runs := link.GetOperational(); {
+	case assigned.Previous != nil:
+		var err error
+		if before, err = objects.Request(assigned.Datapath, assigned.Previous); err != nil {
+			return err // no API server takes that
+		}
+	case runs != nil:
+		// The object has not said what there was, as when it was made anew.
+		before = &adminv1.InstallScheduleRequest{Datapath: assigned.Datapath, Schedule: runs, LinkRateBps: link.GetLinkRateBps(), Vlan: link.GetVlan(), Classes: link.GetPriorities()}
+	default:
+		delete(e.Asked, assigned.Datapath)
+		_, err := m.admin.RemoveSchedule(ctx, &adminv1.RemoveScheduleRequest{Datapath: assigned.Datapath})
+		return err
+	}
+	if base := before.GetSchedule().GetBaseTimeNs(); !slices.Contains(e.Schedules[assigned.Datapath], base) {
+		e.Schedules[assigned.Datapath] = append(e.Schedules[assigned.Datapath], base)
+	}
+	delete(e.Asked, assigned.Datapath)
+	if err := m.store(e); err != nil {
+		return err
+	}
+	if _, err := m.admin.InstallSchedule(ctx, before); err != nil {
+		return err
+	}
+	// If that cannot be noted, it is installed once more, which changes nothing.
+	e.Asked[assigned.Datapath] = digest(before)
+	_ = m.store(e)
+	return nil
+}
+
+// assign has a link have the schedule that is assigned to it. before is what was said of that assignment last; empty if nothing was.
+func (m *member) assign(ctx context.Context, assigned *network.Assignment, link *adminv1.LinkSchedule, before string, state *network.LinkState, e *entered) error {
 	state.State = network.Refused
 	request, err := objects.Request(assigned.Datapath, &assigned.Revision)
 	if err != nil {
@@ -178,7 +220,23 @@ func (m *member) assign(ctx context.Context, assigned *network.Assignment, link 
 		state.Message = fmt.Sprintf("taktd has no datapath %s: name one that `takt status datapaths` shows as available", assigned.Datapath)
 		return nil
 	}
-	if same(link, request, e.Asked[assigned.Datapath]) {
+	// Nobody knows any more whether all nodes have it in time: it begins on none.
+	now := objects.TAI()
+	overdue := !assigned.Committed && assigned.BeginsNanoseconds-int64(objects.CommitMargin) <= now
+	has := same(link, request, e.Asked[assigned.Datapath])
+	if has && overdue && link.GetPending() != nil {
+		err := m.takeBack(ctx, assigned, link, e)
+		if err == nil {
+			state.State, state.Message = network.Expired, uncommitted
+			state.Installed = slices.DeleteFunc(state.Installed, func(base int64) bool { return base == assigned.BeginsNanoseconds })
+			return nil
+		}
+		if away(err) {
+			return err
+		}
+		state.Message = shortened("it was not committed in time, and cannot be taken back: " + status.Convert(err).Message())
+	}
+	if has {
 		state.State = network.Running
 		if link.GetPending() != nil {
 			state.State = network.Pending
@@ -190,8 +248,8 @@ func (m *member) assign(ctx context.Context, assigned *network.Assignment, link 
 			_ = m.store(e)
 		}
 	}
-	has := present(link)
-	state.Installed = slices.DeleteFunc(state.Installed, func(base int64) bool { return !slices.Contains(has, base) })
+	bases := present(link)
+	state.Installed = slices.DeleteFunc(state.Installed, func(base int64) bool { return !slices.Contains(bases, base) })
 	slices.Sort(state.Installed)
 	state.Installed = slices.Compact(state.Installed)
 	if state.State != network.Refused {
@@ -201,9 +259,14 @@ func (m *member) assign(ctx context.Context, assigned *network.Assignment, link 
 		state.Message = fmt.Sprintf("datapath %s has a schedule that is not the cluster's: take it away with `takt schedule remove --datapath %s`, or out of taktd's configuration", assigned.Datapath, assigned.Datapath)
 		return nil
 	}
-	if now := objects.TAI(); !assigned.Committed && assigned.BeginsNanoseconds <= now {
-		// It would begin later here than on the others.
-		state.Message = fmt.Sprintf("by this node's clock its instant was %.1f s ago: see `takt clock` there and on the node of takt-controller, or give nodes more time (controller.lead)", float64(now-assigned.BeginsNanoseconds)/1e9)
+	if overdue {
+		if before == network.Pending || before == network.Expired {
+			state.State, state.Message = network.Expired, uncommitted
+			return nil
+		}
+		// It would begin later here than on the others, or be taken back at once.
+		state.Message = fmt.Sprintf("by this node's clock its instant is in %.1f s, and it has to be committed %v before: see `takt clock` there and on the node of takt-controller, or give nodes more time (controller.lead)",
+			float64(assigned.BeginsNanoseconds-now)/1e9, objects.CommitMargin)
 		return nil
 	}
 	// Noted before: whatever happens from here on, the next agent knows whose it is. What is there is known again when taktd has

@@ -25,6 +25,8 @@ type link struct {
 	adminv1.AdminClient
 	has     adminv1.LinkSchedule
 	refuses error
+	// pends is a base time that is pending whatever the clock says.
+	pends int64
 	// installed is what it was told.
 	installed []*adminv1.InstallScheduleRequest
 }
@@ -41,7 +43,7 @@ func (l *link) InstallSchedule(_ context.Context, request *adminv1.InstallSchedu
 	}
 	l.installed = append(l.installed, request)
 	l.has.LinkRateBps = request.GetLinkRateBps()
-	if begins := request.GetSchedule().GetBaseTimeNs(); begins > objects.TAI() {
+	if begins := request.GetSchedule().GetBaseTimeNs(); begins > objects.TAI() || begins == l.pends {
 		l.has.Pending = request.GetSchedule()
 		return &adminv1.InstallScheduleResponse{BeginsNs: begins}, nil
 	}
@@ -282,6 +284,43 @@ func TestAScheduleWhoseInstantHasPassedIsForNodesThatComeLaterAlone(t *testing.T
 	scheduled(t, dir, l, self)
 	if said := self.Status.Schedules[0]; said.State != network.Running {
 		t.Errorf("the node says %+v", said)
+	}
+}
+
+// Who decides may end before it has: then no node begins.
+func TestAScheduleThatIsNotCommittedDoesNotBegin(t *testing.T) {
+	first, soon := revisionAt(1, 1_000_000_001), revisionAt(2, objects.TAI())
+	for _, tc := range []struct {
+		name     string
+		runs     bool
+		previous *network.Revision
+		wanted   []int64
+	}{
+		{"none before", false, nil, nil},
+		{"one before", true, &first, []int64{first.BeginsNanoseconds}},
+		{"one before that the object has not", true, nil, []int64{first.BeginsNanoseconds}},
+	} {
+		dir, l := t.TempDir(), &link{pends: soon.BeginsNanoseconds}
+		if tc.runs {
+			scheduled(t, dir, l, assignedTo(first))
+		}
+		scheduled(t, dir, l, assignedTo(soon))
+		self := assignedTo(soon)
+		self.Spec.Schedules[0].Committed, self.Spec.Schedules[0].Previous = false, tc.previous
+		for range 2 {
+			scheduled(t, dir, l, self)
+			if said := self.Status.Schedules[0]; said.State != network.Expired || !strings.Contains(said.Message, "see that takt-controller runs") || !slices.Equal(l.bases(), tc.wanted) {
+				t.Errorf("%s: the node says %+v, and the link has %v", tc.name, said, l.bases())
+			}
+		}
+		// What was there before is known to be the cluster's.
+		if tc.runs {
+			back := assignedTo(first)
+			scheduled(t, dir, l, back)
+			if said := back.Status.Schedules[0]; said.State != network.Running || len(l.installed) != 3 {
+				t.Errorf("%s: the node says %+v, and %d were installed", tc.name, said, len(l.installed))
+			}
+		}
 	}
 }
 

@@ -236,6 +236,8 @@ const (
 	Running = "Running"
 	// Refused: it is not installed; what was there before runs on.
 	Refused = "Refused"
+	// Expired: it was not committed in time, and the node has taken it back; what was there before runs on.
+	Expired = "Expired"
 )
 
 // LinkState is what became of an assignment.
@@ -251,9 +253,9 @@ type LinkState struct {
 	// +optional
 	// +listType=set
 	Installed []int64 `json:"installed,omitempty"`
-	// State is Pending, Running or Refused.
+	// State is Pending, Running, Refused or Expired.
 	State string `json:"state"`
-	// Message says why it is refused, and what to do.
+	// Message says why it is refused or was taken back, and what to do.
 	// +optional
 	Message string `json:"message,omitempty"`
 }
