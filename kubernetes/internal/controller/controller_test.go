@@ -188,7 +188,7 @@ func endpoint(pod, mac, address string) network.Endpoint {
 func TestOtherNodesAreToldOfPodsThatAreThereAlone(t *testing.T) {
 	s := newSite(t, "node-1", "node-2")
 	spec := vxlan(42)
-	spec.Subnets = []string{"10.50.0.0/16"}
+	spec.Subnets, spec.Uplink = []string{"10.50.0.0/16"}, "eth1"
 	s.network("tsn", spec)
 	for _, node := range []string{"node-1", "node-2"} {
 		apitest.Until(t, node+" is to serve the network", func() bool { return slices.Equal(s.member(node).Spec.Networks, []string{"tsn"}) })

@@ -28,6 +28,8 @@ const (
 	reasonTooMany = "TooManyStations"
 	// reasonUnknown: the pod is attached to a network that the cluster does not know.
 	reasonUnknown = "UnknownNetwork"
+	// reasonVTEP, of a network: a node's tunnel endpoint is another node's, or a pod's.
+	reasonVTEP = "TunnelEndpointInUse"
 )
 
 // What a TaktNode has room for: the custom resource refuses more, and with it all that is said of the node.
@@ -74,6 +76,17 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 		for _, served := range member.Status.Networks {
 			serves[member.Name][served.Name] = served
 		}
+	}
+	// Who has had a tunnel endpoint keeps it, for as long as it says so.
+	endpointOf := map[string]string{}
+	for _, member := range w.Members {
+		for _, had := range member.Spec.VTEPs {
+			if ip(serves[member.Name][had.Network].VTEP) == had.Address && endpointOf[had.Address] == "" {
+				endpointOf[had.Address] = member.Name
+			}
+		}
+	}
+	for _, member := range w.Members {
 		for _, one := range nets {
 			if accepted[one.Name] == nil || !w.selects(one.Spec.NodeSelector, member.Name) {
 				continue
@@ -81,7 +94,25 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 			spec := specs[member.Name]
 			spec.Networks = append(spec.Networks, one.Name)
 			served := serves[member.Name][one.Name]
-			if vtep := cmp.Or(ip(served.VTEP), w.address(member.Name)); one.Spec.VNI != nil && served.Reason == network.Serving && vtep != "" {
+			if one.Spec.VNI == nil || served.Reason != network.Serving {
+				continue
+			}
+			vtep := w.address(member.Name)
+			// Of its uplink's address only the node knows. Frames for other nodes' pods go there: it is nobody else's.
+			if said := ip(served.VTEP); said != "" && one.Spec.Uplink != "" {
+				whose := w.holders[said]
+				if owner := endpointOf[said]; whose == "" && owner != "" {
+					whose = "node " + owner
+				}
+				if whose != "" && whose != "node "+member.Name {
+					served.Reason = reasonVTEP
+					served.Message = fmt.Sprintf("its tunnel endpoint %s is %s's: give interface %s another address", said, whose, one.Spec.Uplink)
+					serves[member.Name][one.Name] = served
+					continue
+				}
+				vtep, endpointOf[said] = said, member.Name
+			}
+			if vtep != "" {
 				spec.VTEPs = append(spec.VTEPs, network.VTEP{Network: one.Name, Address: vtep})
 			}
 		}
@@ -177,7 +208,7 @@ func absence(member *network.TaktNode) string {
 }
 
 // planStations says of each node which of its endpoints are its own: their pods are there, and no address is another's.
-// Who has had an address keeps it. It counts the endpoints of each network.
+// Who has had an address keeps it (see keeps). It counts the endpoints of each network.
 func (w *World) planStations(p *Plan, specs map[string]*network.TaktNodeSpec, accepted map[string]*network.TaktNetwork) map[string]int32 {
 	count, holders := map[string]int32{}, map[string]string{}
 	for _, again := range []bool{true, false} {
@@ -201,12 +232,53 @@ func (w *World) planStations(p *Plan, specs map[string]*network.TaktNodeSpec, ac
 	return count
 }
 
+// podOf is the pod of an endpoint: a node says only of its own pods where they are.
+func (w *World) podOf(member *network.TaktNode, endpoint *network.Endpoint) *corev1.Pod {
+	pod := w.Pods[endpoint.Namespace+"/"+endpoint.Pod]
+	if pod == nil || pod.Spec.NodeName != member.Name || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return nil
+	}
+	return pod
+}
+
+// keeps are the addresses that other nodes have been told of, by network, each with the pod that has it still. Whoever is new to
+// one is refused, whatever else of it they have been told of.
+func (w *World) keeps() map[string]string {
+	kept := map[string]string{}
+	for _, member := range w.Members {
+		told := map[string]bool{}
+		for _, station := range member.Spec.Stations {
+			told[station.Network+" "+station.MAC] = true
+			for _, address := range station.Addresses {
+				told[station.Network+" "+station.MAC+" "+address] = true
+			}
+		}
+		for _, endpoint := range member.Status.Endpoints {
+			pod := w.podOf(member, &endpoint)
+			if pod == nil || !told[endpoint.Network+" "+endpoint.MAC] {
+				continue
+			}
+			keys := []string{endpoint.MAC}
+			for _, text := range endpoint.Addresses {
+				if prefix, err := netip.ParsePrefix(text); err == nil && told[endpoint.Network+" "+endpoint.MAC+" "+prefix.Addr().String()] {
+					keys = append(keys, prefix.Addr().String())
+				}
+			}
+			for _, key := range keys {
+				if key = endpoint.Network + " " + key; kept[key] == "" {
+					kept[key] = pod.Namespace + "/" + pod.Name
+				}
+			}
+		}
+	}
+	return kept
+}
+
 func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, accepted map[string]*network.TaktNetwork,
 	member *network.TaktNode, endpoint *network.Endpoint, holders map[string]string, count map[string]int32,
 ) {
-	// A node says only of its own pods where they are.
-	pod := w.Pods[endpoint.Namespace+"/"+endpoint.Pod]
-	if pod == nil || pod.Spec.NodeName != member.Name || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+	pod := w.podOf(member, endpoint)
+	if pod == nil {
 		return
 	}
 	refuse := func(reason, format string, args ...any) {
@@ -259,7 +331,7 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, acc
 		}
 	}
 	for _, key := range keys {
-		if other := holders[key]; other != "" && other != me {
+		if other := cmp.Or(w.kept[key], holders[key]); other != "" && other != me {
 			refuse(reasonConflict, "%s of network %s is pod %s's, and no other node knows this one: delete one of them, and see that the IPAM of their nodes does not overlap", strings.TrimPrefix(key, of.Name+" "), of.Name, other)
 			return
 		}
@@ -298,7 +370,8 @@ func (w *World) elsewhere() map[string]string {
 			found[ip(address.IP)] = "pod " + pod.Namespace + "/" + pod.Name
 		}
 	}
-	for name, node := range w.Nodes {
+	for _, name := range slices.Sorted(maps.Keys(w.Nodes)) {
+		node := w.Nodes[name]
 		for _, address := range node.Status.Addresses {
 			found[ip(address.Address)] = "node " + name
 		}

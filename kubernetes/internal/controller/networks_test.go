@@ -154,3 +154,69 @@ func TestATaktNodeIsPlannedOnceItsNodeHasSpoken(t *testing.T) {
 		t.Error("it is so no more")
 	}
 }
+
+// A node that has had a station may say of it what it likes; an address that another one has had is not its.
+func TestAnAddressStaysWithTheStationThatHasHadIt(t *testing.T) {
+	w := worldOf("node-a", "node-z")
+	w.serve("tsn", 42)
+	w.run("thief", "node-a", time.Hour, "", "02:00:00:00:00:01", "10.50.0.1/16")
+	w.run("victim", "node-z", time.Hour, "", "02:00:00:00:00:02", "10.50.0.2/16", "10.50.0.3/16")
+	w.next()
+	thief, victim := &w.Members[0].Status.Endpoints[0], &w.Members[1].Status.Endpoints[0]
+	// Also while the victim has one address more, or one less.
+	for _, addresses := range [][]string{{"10.50.0.2/16", "10.50.0.3/16"}, {"10.50.0.2/16", "10.50.0.4/16"}} {
+		thief.Addresses, victim.Addresses = []string{"10.50.0.1/16", "10.50.0.2/16"}, addresses
+		for range 2 {
+			p := w.next()
+			if len(p.stations("node-a")) > 0 || len(p.stations("node-z")) != 1 {
+				t.Fatalf("node-a has %q, node-z has %q", p.stations("node-a"), p.stations("node-z"))
+			}
+			if said := p.told("thief", reasonConflict); !strings.Contains(said, "10.50.0.2 of network tsn is pod default/victim's") || p.told("victim", reasonConflict) != "" {
+				t.Errorf("the pods are told %q and %q", said, p.told("victim", reasonConflict))
+			}
+		}
+	}
+	// When it has gone, the address is the other's.
+	delete(w.Pods, "default/victim")
+	if p := w.next(); len(p.stations("node-a")) != 1 {
+		t.Errorf("node-a has %q", p.stations("node-a"))
+	}
+}
+
+func TestATunnelEndpointIsTheNodesThatHasIt(t *testing.T) {
+	w := worldOf("node-1", "node-2", "node-3")
+	tsn := w.serve("tsn", 42)
+	vteps := func(p *Plan) (found []string) {
+		for _, member := range w.Members {
+			for _, vtep := range p.Specs[member.Name].VTEPs {
+				found = append(found, vtep.Address)
+			}
+		}
+		return found
+	}
+	says := func(node int, vtep string) { w.Members[node].Status.Networks[0].VTEP = vtep }
+	// Without an uplink it is the node's address, whatever a node says.
+	says(1, "198.51.100.2")
+	if got := vteps(w.next()); !slices.Equal(got, []string{"192.0.2.1", "192.0.2.2", "192.0.2.3"}) {
+		t.Errorf("tunnels end at %v", got)
+	}
+	tsn.Spec.Uplink = "eth1"
+	says(0, "198.51.100.1")
+	says(2, "198.51.100.3")
+	if got := vteps(w.next()); !slices.Equal(got, []string{"198.51.100.1", "198.51.100.2", "198.51.100.3"}) {
+		t.Errorf("tunnels end at %v", got)
+	}
+	// Another one's, by whatever name it comes, and another node's own address.
+	for _, c := range []struct{ vtep, whose string }{{"198.51.100.2", "node node-2"}, {"192.0.2.3", "node node-3"}} {
+		says(0, c.vtep)
+		for range 2 {
+			p := w.next()
+			if got := vteps(p); !slices.Equal(got, []string{"198.51.100.2", "198.51.100.3"}) {
+				t.Errorf("tunnels end at %v", got)
+			}
+			if !is(p.Networks["tsn"].Conditions, network.Served, false, reasonVTEP, "node node-1: its tunnel endpoint "+c.vtep+" is "+c.whose+"'s: give interface eth1 another address") {
+				t.Errorf("it is %+v", p.Networks["tsn"].Conditions)
+			}
+		}
+	}
+}

@@ -32,6 +32,8 @@ type World struct {
 	Now time.Time
 	// holders are the addresses in the cluster that are no network's, each with whose it is. Make finds them.
 	holders map[string]string
+	// kept are the addresses in networks, each with the pod that had it before and has it still. Make finds them.
+	kept map[string]string
 	// Lead is how long nodes have to take a schedule before it begins.
 	Lead time.Duration
 }
@@ -55,7 +57,7 @@ type Plan struct {
 func (w *World) Make() *Plan {
 	p := &Plan{Specs: map[string]network.TaktNodeSpec{}, Networks: map[string]network.TaktNetworkStatus{}, Schedules: map[string]network.GateScheduleStatus{}}
 	slices.SortFunc(w.Members, func(a, b *network.TaktNode) int { return cmp.Compare(a.Name, b.Name) })
-	w.holders = w.elsewhere()
+	w.holders, w.kept = w.elsewhere(), w.keeps()
 	specs := map[string]*network.TaktNodeSpec{}
 	for _, member := range w.Members {
 		// Of one that has said nothing yet it is not known what it has, and nothing is taken from it.
