@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -92,10 +93,7 @@ func entering(t *testing.T, dir string, has *tables, nodes ...*network.TaktNode)
 	}
 	planned := m.planned(nodes[0])
 	err = m.enterStations(background, has.networks(), e, planned)
-	if peers := m.enterPeers(background, &network.TaktNodeStatus{}, e, planned); peers != nil {
-		err = peers
-	}
-	return err
+	return errors.Join(err, m.enterPeers(background, &network.TaktNodeStatus{}, e, planned))
 }
 
 // nodeOf is one whose spec the controller has written: a pod at 192.0.2.2, and its key.
@@ -129,6 +127,61 @@ func TestATaktNodeThatIsMadeAnewTakesNoEntryAway(t *testing.T) {
 		}
 		if got := has.has(); got != step.wanted {
 			t.Errorf("%s: taktd has %q and not %q", step.what, got, step.wanted)
+		}
+	}
+}
+
+func TestWhatAnOperatorHasEnteredIsNeitherChangedNorTakenAway(t *testing.T) {
+	station := func(vtep string, addresses ...string) *adminv1.Station {
+		return &adminv1.Station{Mac: "02:00:00:00:00:02", Vtep: vtep, Addresses: addresses}
+	}
+	for _, tc := range []struct {
+		name            string
+		station         *adminv1.Station
+		key             string
+		station2, peer2 string // what is said of them
+	}{
+		{"the same", station("192.0.2.2", "10.50.0.2"), key2, "", ""},
+		{"another key", station("192.0.2.2", "10.50.0.2"), key9, "", "takt peer remove 192.0.2.2:7400"},
+		{"no key", station("192.0.2.2", "10.50.0.2"), "", "", "takt peer remove 192.0.2.2:7400"},
+		{"other addresses", station("192.0.2.2", "10.50.0.9"), key2, "otherwise (vtep \"192.0.2.2\")", ""},
+		{"another place", station("192.0.2.9", "10.50.0.2"), key2, "otherwise (vtep \"192.0.2.9\")", ""},
+	} {
+		dir := t.TempDir()
+		has := &tables{stations: map[string]*adminv1.Station{stationKey("tsn", tc.station.Mac, tc.station.Vtep): tc.station}, peers: map[string]string{"192.0.2.2:7400": tc.key}}
+		before := has.has()
+		for range 2 {
+			err := entering(t, dir, has, bare("node-1", true), nodeOf("node-2"))
+			said := ""
+			if err != nil {
+				said = err.Error()
+			}
+			if (said == "") != (tc.station2+tc.peer2 == "") || !strings.Contains(said, tc.station2) || !strings.Contains(said, tc.peer2) {
+				t.Errorf("%s: it is said %q", tc.name, said)
+			}
+			if got := has.has(); got != before || !slices.Equal(has.networks()[0].Stations[0].GetAddresses(), tc.station.Addresses) {
+				t.Errorf("%s: it was %q and is %q", tc.name, before, got)
+			}
+		}
+		// When the node goes, they stay.
+		if err := entering(t, dir, has, bare("node-1", true)); err != nil || has.has() != before {
+			t.Errorf("%s: it was %q and is %q, %v", tc.name, before, has.has(), err)
+		}
+	}
+	// What an agent has entered it changes, and takes away.
+	dir, has := t.TempDir(), &tables{stations: map[string]*adminv1.Station{}, peers: map[string]string{}}
+	moved := nodeOf("node-2")
+	moved.Spec.Peer.Key, moved.Spec.Stations[0].VTEP = key1, "192.0.2.3"
+	for _, step := range []struct {
+		nodes  []*network.TaktNode
+		wanted string
+	}{
+		{[]*network.TaktNode{bare("node-1", true), nodeOf("node-2")}, "tsn 02:00:00:00:00:02 192.0.2.2, 192.0.2.2:7400 " + key2},
+		{[]*network.TaktNode{bare("node-1", true), moved}, "tsn 02:00:00:00:00:02 192.0.2.3, 192.0.2.2:7400 " + key1},
+		{[]*network.TaktNode{bare("node-1", true)}, ""},
+	} {
+		if err := entering(t, dir, has, step.nodes...); err != nil || has.has() != step.wanted {
+			t.Errorf("taktd has %q and not %q, %v", has.has(), step.wanted, err)
 		}
 	}
 }

@@ -491,25 +491,42 @@ func stationKey(name, mac, vtep string) string { return name + " " + mac + " " +
 // is planned, none is taken away.
 func (m *member) enterStations(ctx context.Context, has []*adminv1.Network, e *entered, planned bool) error {
 	wanted := m.stations(has)
+	// What is there and was not noted before it was entered is an operator's: operators are the places of such stations.
+	present, operators := map[string]*adminv1.Station{}, map[string]string{}
+	for _, one := range has {
+		for _, station := range one.GetStations() {
+			if station.GetFollowed() {
+				continue
+			}
+			mac := strings.ToLower(station.GetMac())
+			key := stationKey(one.GetName(), mac, station.GetVtep())
+			present[key] = station
+			if !e.Stations[key] && mac != noMAC {
+				operators[one.GetName()+" "+mac] = station.GetVtep()
+			}
+		}
+	}
+	var mistakes []error
 	fresh := false
-	for key := range wanted {
-		fresh = fresh || !e.Stations[key]
-		e.Stations[key] = true
+	for _, key := range slices.Sorted(maps.Keys(wanted)) {
+		name, _, _ := strings.Cut(key, " ")
+		vtep, theirs := operators[name+" "+wanted[key].GetMac()]
+		switch there := present[key]; {
+		case theirs && (there == nil || !equalSets(there.GetAddresses(), wanted[key].GetAddresses())):
+			mistakes = append(mistakes, fmt.Errorf("station %s: an operator has entered it otherwise (vtep %q), and that stays: take it out of taktd's configuration, or `takt network remove %s %s`", key, vtep, name, wanted[key].GetMac()))
+			delete(wanted, key)
+		case e.Stations[key]:
+		case there != nil:
+			delete(wanted, key) // as it should be, and to stay when the pod goes
+		default:
+			e.Stations[key], fresh = true, true
+		}
 	}
 	if fresh {
 		if err := m.store(e); err != nil {
 			return err
 		}
 	}
-	present := map[string]*adminv1.Station{}
-	for _, one := range has {
-		for _, station := range one.GetStations() {
-			if !station.GetFollowed() {
-				present[stationKey(one.GetName(), strings.ToLower(station.GetMac()), station.GetVtep())] = station
-			}
-		}
-	}
-	var mistakes []error
 	for _, key := range slices.Sorted(maps.Keys(wanted)) {
 		station := wanted[key]
 		if there := present[key]; there != nil && equalSets(there.GetAddresses(), station.GetAddresses()) {
@@ -612,17 +629,26 @@ func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *e
 		}
 	}
 	s.Peers = strconv.Itoa(up) + "/" + strconv.Itoa(len(all.GetPeers()))
+	var mistakes []error
 	fresh := false
-	for address := range wanted {
-		fresh = fresh || !e.Peers[address]
-		e.Peers[address] = true
+	for _, address := range slices.Sorted(maps.Keys(wanted)) {
+		// One that is there and was not noted before it was entered is an operator's.
+		switch has, there := present[address]; {
+		case e.Peers[address]:
+		case there && has != wanted[address]:
+			mistakes = append(mistakes, fmt.Errorf("peer %s: an operator has entered it with another key, and that stays: take it out of taktd's configuration, or `takt peer remove %s`", address, address))
+			delete(wanted, address)
+		case there:
+			delete(wanted, address) // as it should be, and to stay when the node goes
+		default:
+			e.Peers[address], fresh = true, true
+		}
 	}
 	if fresh {
 		if err := m.store(e); err != nil {
 			return err
 		}
 	}
-	var mistakes []error
 	for _, address := range slices.Sorted(maps.Keys(wanted)) {
 		key := wanted[address]
 		if has, there := present[address]; there && has == key {
