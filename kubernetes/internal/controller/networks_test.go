@@ -220,3 +220,41 @@ func TestATunnelEndpointIsTheNodesThatHasIt(t *testing.T) {
 		}
 	}
 }
+
+func TestPeersReachANodeWhereItsTaktdIs(t *testing.T) {
+	internal := func(addresses ...string) (all []corev1.NodeAddress) {
+		for _, address := range addresses {
+			all = append(all, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address})
+		}
+		return all
+	}
+	external := append(internal("192.0.2.1"), corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "203.0.113.1"}, corev1.NodeAddress{Type: corev1.NodeHostName, Address: "node-1"})
+	for _, c := range []struct {
+		own      string
+		has      []corev1.NodeAddress
+		peer     string
+		problems []string
+	}{
+		{"", internal("192.0.2.1", "2001:db8::1"), "192.0.2.1:7400", nil},
+		{"0.0.0.0", internal("192.0.2.1"), "192.0.2.1:7400", nil},
+		{"0.0.0.0", internal("2001:db8::1", "192.0.2.1"), "192.0.2.1:7400", nil},
+		{"::", internal("192.0.2.1", "2001:db8::1"), "[2001:db8::1]:7400", nil},
+		{"192.0.2.9", internal("192.0.2.1", "192.0.2.9"), "192.0.2.9:7400", nil},
+		{"203.0.113.1", external, "203.0.113.1:7400", nil},
+		{"0.0.0.0", internal("2001:db8::1"), "", []string{"taktd's address is 0.0.0.0", "[2001:db8::1]", "node.address", "--node-ip"}},
+		{"198.51.100.1", internal("192.0.2.1"), "", []string{"taktd's address is 198.51.100.1", "[192.0.2.1]"}},
+	} {
+		w := worldOf("node-1")
+		w.Nodes["node-1"].Status.Addresses = c.has
+		w.Members[0].Status.Runtime = &network.Runtime{Address: c.own, Port: 7400, Key: "key"}
+		spec := w.Make().Specs["node-1"]
+		peer := ""
+		if spec.Peer != nil {
+			peer = spec.Peer.Address
+		}
+		said := !slices.ContainsFunc(c.problems, func(part string) bool { return !strings.Contains(spec.PeerProblem, part) })
+		if peer != c.peer || !said || (spec.PeerProblem == "") != (c.problems == nil) {
+			t.Errorf("taktd at %q of %v: it is reached at %q, %q", c.own, c.has, peer, spec.PeerProblem)
+		}
+	}
+}

@@ -7,6 +7,8 @@ package controller
 
 import (
 	"cmp"
+	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -64,8 +66,11 @@ func (w *World) Make() *Plan {
 		spec := &network.TaktNodeSpec{Planned: member.Spec.Planned || said(member)}
 		specs[member.Name] = spec
 		runtime := member.Status.Runtime
-		if address := w.address(member.Name); address != "" && runtime != nil && runtime.Key != "" && runtime.Port > 0 {
-			spec.Peer = &network.Peer{Address: hostPort(address, runtime.Port), Key: runtime.Key}
+		if node := w.Nodes[member.Name]; node != nil && runtime != nil && runtime.Key != "" && runtime.Port > 0 {
+			address := ""
+			if address, spec.PeerProblem = peerAddress(node, runtime); address != "" {
+				spec.Peer = &network.Peer{Address: hostPort(address, runtime.Port), Key: runtime.Key}
+			}
 		}
 	}
 	w.planNetworks(p, specs)
@@ -74,6 +79,37 @@ func (w *World) Make() *Plan {
 		p.Specs[name] = *spec
 	}
 	return p
+}
+
+// peerAddress is the one of the node's addresses that its taktd has: of all that is the first of its family. Without one, the
+// problem says what to do.
+func peerAddress(node *corev1.Node, runtime *network.Runtime) (address, problem string) {
+	var internal, all []netip.Addr
+	for _, one := range node.Status.Addresses {
+		parsed, err := netip.ParseAddr(one.Address)
+		if err != nil || one.Type != corev1.NodeInternalIP && one.Type != corev1.NodeExternalIP {
+			continue
+		}
+		all = append(all, parsed)
+		if one.Type == corev1.NodeInternalIP {
+			internal = append(internal, parsed)
+		}
+	}
+	own, err := netip.ParseAddr(runtime.Address)
+	fits := func(one netip.Addr) bool { return one == own }
+	switch {
+	case err != nil: // an earlier takt-node does not say
+		fits = func(netip.Addr) bool { return true }
+		all = internal
+	case own.IsUnspecified():
+		fits = func(one netip.Addr) bool { return one.Is4() == own.Is4() }
+		all = internal
+	}
+	if at := slices.IndexFunc(all, fits); at >= 0 {
+		return all[at].String(), ""
+	}
+	return "", fmt.Sprintf("no other node has channels with this one: taktd's address is %s, and the Node's are %v: write one of these, or 0.0.0.0 or :: for all of that family, as node.address of taktd's configuration, on all nodes of one family, or have the kubelet name taktd's (--node-ip)",
+		cmp.Or(runtime.Address, "not known"), all)
 }
 
 // address is a node's own, as the cluster has it: a node says nothing of its own address that is believed.

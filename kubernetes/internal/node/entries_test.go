@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
@@ -63,6 +64,30 @@ func (t *tables) RemovePeer(_ context.Context, r *adminv1.RemovePeerRequest, _ .
 	return &adminv1.RemovePeerResponse{Removed: true}, nil
 }
 
+func (t *tables) GetStatus(context.Context, *adminv1.GetStatusRequest, ...grpc.CallOption) (*adminv1.GetStatusResponse, error) {
+	return &adminv1.GetStatusResponse{Node: &adminv1.Node{Address: "198.51.100.1:7400", Key: key1}}, nil
+}
+
+func (t *tables) ListNetworks(context.Context, *adminv1.ListNetworksRequest, ...grpc.CallOption) (*adminv1.ListNetworksResponse, error) {
+	return &adminv1.ListNetworksResponse{Networks: t.networks()}, nil
+}
+
+func (t *tables) GetClock(context.Context, *adminv1.GetClockRequest, ...grpc.CallOption) (*adminv1.GetClockResponse, error) {
+	return &adminv1.GetClockResponse{}, nil
+}
+
+func (t *tables) ListDatapaths(context.Context, *adminv1.ListDatapathsRequest, ...grpc.CallOption) (*adminv1.ListDatapathsResponse, error) {
+	return &adminv1.ListDatapathsResponse{}, nil
+}
+
+func (t *tables) ListListeners(context.Context, *adminv1.ListListenersRequest, ...grpc.CallOption) (*adminv1.ListListenersResponse, error) {
+	return &adminv1.ListListenersResponse{}, nil
+}
+
+func (t *tables) ListSchedules(context.Context, *adminv1.ListSchedulesRequest, ...grpc.CallOption) (*adminv1.ListSchedulesResponse, error) {
+	return &adminv1.ListSchedulesResponse{}, nil
+}
+
 // has are the stations and peers, by their keys and addresses.
 func (t *tables) has() string {
 	found := slices.Sorted(maps.Keys(t.stations))
@@ -76,6 +101,18 @@ func (t *tables) has() string {
 // what is noted on the node.
 func entering(t *testing.T, dir string, has *tables, nodes ...*network.TaktNode) error {
 	t.Helper()
+	m := memberOf(t, dir, has, nodes...)
+	e, err := m.loadEntered()
+	if err != nil {
+		t.Fatal(err)
+	}
+	planned := m.planned(nodes[0])
+	err = m.enterStations(background, has.networks(), e, planned)
+	return errors.Join(err, m.enterPeers(background, &network.TaktNodeStatus{}, e, planned))
+}
+
+func memberOf(t *testing.T, dir string, has *tables, nodes ...*network.TaktNode) *member {
+	t.Helper()
 	n := &Node{name: nodes[0].Name}
 	n.config.RunDirectory = dir
 	n.config.Network = &NetworkConfig{Peers: true}
@@ -87,13 +124,7 @@ func entering(t *testing.T, dir string, has *tables, nodes ...*network.TaktNode)
 			t.Fatal(err)
 		}
 	}
-	e, err := m.loadEntered()
-	if err != nil {
-		t.Fatal(err)
-	}
-	planned := m.planned(nodes[0])
-	err = m.enterStations(background, has.networks(), e, planned)
-	return errors.Join(err, m.enterPeers(background, &network.TaktNodeStatus{}, e, planned))
+	return m
 }
 
 // nodeOf is one whose spec the controller has written: a pod at 192.0.2.2, and its key.
@@ -183,5 +214,19 @@ func TestWhatAnOperatorHasEnteredIsNeitherChangedNorTakenAway(t *testing.T) {
 		if err := entering(t, dir, has, step.nodes...); err != nil || has.has() != step.wanted {
 			t.Errorf("taktd has %q and not %q, %v", has.has(), step.wanted, err)
 		}
+	}
+}
+
+func TestANodeSaysWhyItIsNobodysPeer(t *testing.T) {
+	self := bare("node-1", true)
+	self.Spec.PeerProblem = "taktd's address is none of the Node's"
+	m := memberOf(t, t.TempDir(), &tables{stations: map[string]*adminv1.Station{}, peers: map[string]string{}}, self)
+	now := self.DeepCopy()
+	if err := m.serve(background, now); err != nil {
+		t.Fatal(err)
+	}
+	ready := meta.FindStatusCondition(now.Status.Conditions, network.Ready)
+	if ready == nil || ready.Status != metav1.ConditionTrue || ready.Reason != "NoPeerAddress" || ready.Message != self.Spec.PeerProblem || now.Status.Runtime.Address != "198.51.100.1" {
+		t.Errorf("it says %+v and %+v", ready, now.Status.Runtime)
 	}
 }

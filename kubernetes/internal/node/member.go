@@ -240,6 +240,9 @@ func (m *member) serve(ctx context.Context, self *network.TaktNode) error {
 		err = errors.Join(m.enterStations(ctx, all.GetNetworks(), entered, planned), m.enterPeers(ctx, s, entered, planned))
 	}
 	ready := metav1.Condition{Type: network.Ready, Status: metav1.ConditionTrue, Reason: "Serving", Message: "taktd answers", ObservedGeneration: self.Generation}
+	if problem := self.Spec.PeerProblem; problem != "" {
+		ready.Reason, ready.Message = "NoPeerAddress", shortened(problem)
+	}
 	if err != nil {
 		ready.Reason, ready.Message = "EntriesRefused", "taktd does not take all that other nodes have: "+shortened(err.Error())
 	}
@@ -262,7 +265,7 @@ func shortened(text string) string {
 func runtimeOf(said *adminv1.Node, peers bool) *network.Runtime {
 	runtime := &network.Runtime{Version: said.GetVersion()}
 	if at, err := netip.ParseAddrPort(said.GetAddress()); err == nil {
-		runtime.Port = int32(at.Port())
+		runtime.Address, runtime.Port = at.Addr().Unmap().String(), int32(at.Port())
 	}
 	if peers {
 		runtime.Key = said.GetKey()

@@ -38,6 +38,9 @@ type TaktNodeSpec struct {
 	// Peer is how others reach its channels; absent: they do not.
 	// +optional
 	Peer *Peer `json:"peer,omitempty"`
+	// PeerProblem is why others do not reach its channels although it has a key, and what to do.
+	// +optional
+	PeerProblem string `json:"peerProblem,omitempty"`
 	// Networks are the TaktNetworks that it has to serve.
 	// +optional
 	// +listType=set
@@ -150,6 +153,9 @@ type TaktNodeStatus struct {
 // Runtime is a node's taktd.
 type Runtime struct {
 	Version string `json:"version"`
+	// Address is its own, as configured; 0.0.0.0 or :: if it is all of the node's. Others use it only if the Node has it.
+	// +optional
+	Address string `json:"address,omitempty"`
 	// Port of its peering protocol.
 	Port int32 `json:"port"`
 	// Key is its public key, base64; empty: it has none, and is nobody's peer.
