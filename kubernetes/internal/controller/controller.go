@@ -78,7 +78,8 @@ func New(kube kubernetes.Interface, client *objects.Client, events recorder, lea
 	// Nodes and pods are many: what is not looked at is not kept. It only fails once they run.
 	_ = c.nodes.SetTransform(func(object any) (any, error) {
 		if node, ok := object.(*corev1.Node); ok {
-			return &corev1.Node{ObjectMeta: trimmed(&node.ObjectMeta), Status: corev1.NodeStatus{Addresses: node.Status.Addresses}}, nil
+			ready := slices.DeleteFunc(slices.Clone(node.Status.Conditions), func(c corev1.NodeCondition) bool { return c.Type != corev1.NodeReady })
+			return &corev1.Node{ObjectMeta: trimmed(&node.ObjectMeta), Status: corev1.NodeStatus{Addresses: node.Status.Addresses, Conditions: ready}}, nil
 		}
 		return object, nil
 	})

@@ -164,7 +164,7 @@ func (w *World) served(one *network.TaktNetwork, serves map[string]map[string]ne
 			continue
 		}
 		here, there := serves[member.Name][one.Name]
-		absent := absence(member)
+		absent := w.absence(member)
 		switch {
 		case absent != "":
 			t.not("RuntimeAbsent", member.Name, absent)
@@ -195,11 +195,19 @@ func said(member *network.TaktNode) bool {
 	return meta.FindStatusCondition(member.Status.Conditions, network.Ready) != nil
 }
 
-// absence says why a node's runtime is not there; empty if it is.
-func absence(member *network.TaktNode) string {
+// absence says why a node's runtime is not there; empty if it is. A node that is gone cannot say so itself: its kubelet is not
+// heard of any more.
+func (w *World) absence(member *network.TaktNode) string {
 	ready := meta.FindStatusCondition(member.Status.Conditions, network.Ready)
 	if ready == nil {
 		return "takt-node has not said anything yet"
+	}
+	if node := w.Nodes[member.Name]; node != nil {
+		for _, condition := range node.Status.Conditions {
+			if condition.Type == corev1.NodeReady && condition.Status != corev1.ConditionTrue {
+				return fmt.Sprintf("the node is not ready (%s), and what takt-node said last is old: see `kubectl describe node %s`", cmp.Or(condition.Reason, string(condition.Status)), member.Name)
+			}
+		}
 	}
 	if ready.Status != "True" {
 		return ready.Message

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
@@ -208,7 +209,7 @@ func (r *rollout) advance() metav1.Condition {
 		return condition(network.InForce, false, generation, "NoNodes", "no node with takt-node is selected: label nodes, or change nodeSelector or network")
 	}
 	fresh := r.status.State == "" || r.status.ObservedGeneration != generation ||
-		r.status.State == network.RolledBack && !slices.Equal(r.status.Targets, r.selected)
+		r.status.State == network.RolledBack && (!slices.Equal(r.status.Targets, r.selected) || r.spoken())
 	if fresh {
 		if reason, message := r.begin(); reason != "" {
 			r.keep()
@@ -232,12 +233,26 @@ func (r *rollout) advance() metav1.Condition {
 	}
 }
 
+// spoken says whether all nodes whose silence has rolled it back speak again: each knows of the way back.
+func (r *rollout) spoken() bool {
+	return len(r.status.Silent) > 0 && !slices.ContainsFunc(r.status.Silent, func(name string) bool {
+		member := r.members[name]
+		return member != nil && (r.w.absence(member) != "" || meta.FindStatusCondition(member.Status.Conditions, network.Ready).ObservedGeneration != member.Generation || r.pending(name))
+	})
+}
+
+// pending says whether the node is still assigned what was rolled back: the way back has not been written.
+func (r *rollout) pending(name string) bool {
+	had := r.had(name)
+	return had != nil && !had.Committed
+}
+
 // begin chooses the instant.
 func (r *rollout) begin() (reason, message string) {
 	offset := int32(0)
 	for at, name := range r.selected {
 		member := r.members[name]
-		if absent := absence(member); absent != "" {
+		if absent := r.w.absence(member); absent != "" {
 			return "RuntimeAbsent", fmt.Sprintf("node %s: %s. Or have the schedule not select it", name, absent)
 		}
 		if member.Status.Clock == nil {
@@ -257,6 +272,7 @@ func (r *rollout) begin() (reason, message string) {
 		begins += (earliest - base + cycle - 1) / cycle * cycle
 	}
 	r.status.State, r.status.BeginsNanoseconds, r.status.Targets, r.status.ObservedGeneration = network.Installing, begins, r.selected, r.of.Generation
+	r.status.Silent = nil
 	return "", ""
 }
 
@@ -296,9 +312,9 @@ func (r *rollout) install() metav1.Condition {
 		r.keep()
 		return condition(network.InForce, false, generation, network.RolledBack, fmt.Sprintf("node %s refuses: %s. All nodes have what they had before: change the schedule, or which nodes it selects", refused, strings.TrimRight(why, ". ")))
 	case len(missing) > 0 && late(offset):
-		r.status.State = network.RolledBack
+		r.status.State, r.status.Silent = network.RolledBack, missing
 		r.keep()
-		return condition(network.InForce, false, generation, network.RolledBack, fmt.Sprintf("node %s has not answered in time: see that takt-node runs there. All nodes that can be reached have what they had before: change the schedule to try again", missing[0]))
+		return condition(network.InForce, false, generation, network.RolledBack, fmt.Sprintf("node %s has not answered in time: see that takt-node runs there. All nodes that can be reached have what they had before. It is tried again when the node speaks, or when the schedule changes", missing[0]))
 	case len(missing) == 0 && !expired && !late(offset):
 		r.status.State = network.Installed
 		return r.maintain()
@@ -342,7 +358,7 @@ func (r *rollout) maintain() metav1.Condition {
 		case network.Refused:
 			t.not(network.Refused, name, message)
 		default:
-			t.not("Waiting", name, cmp.Or(absence(r.members[name]), "it has not said yet that it has it"))
+			t.not("Waiting", name, cmp.Or(r.w.absence(r.members[name]), "it has not said yet that it has it"))
 		}
 	}
 	if t.do < t.of {

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -139,6 +140,80 @@ func TestAScheduleThatWasNotCommittedInTimeTakesAnotherInstant(t *testing.T) {
 	w.answer(network.Expired, "it was not committed")
 	if p := w.next(); !is(p.Schedules["line"].Conditions, network.InForce, false, network.RolledBack, "node node-1 refuses: it was not committed") {
 		t.Errorf("it is %+v", p.Schedules["line"].Conditions)
+	}
+}
+
+// round is the world after a round whose writes have all been done: only nodes that are named answer what they are assigned.
+func (w *World) round(state string, answer ...string) *Plan {
+	p := w.Make()
+	for _, member := range w.Members {
+		if !reflect.DeepEqual(member.Spec, p.Specs[member.Name]) {
+			member.Spec = p.Specs[member.Name]
+			member.Generation++
+		}
+		if !slices.Contains(answer, member.Name) {
+			continue
+		}
+		member.Status.Conditions[0].ObservedGeneration, member.Status.Schedules = member.Generation, nil
+		for _, a := range member.Spec.Schedules {
+			member.Status.Schedules = append(member.Status.Schedules, network.LinkState{
+				Datapath: a.Datapath, Name: a.Name, UID: a.UID, Generation: a.Generation, BeginsNanoseconds: a.BeginsNanoseconds, State: state,
+			})
+		}
+	}
+	for _, schedule := range w.Schedules {
+		schedule.Status = p.Schedules[schedule.Name]
+	}
+	return p
+}
+
+func TestAScheduleThatASilentNodeHasRolledBackIsTriedAgainWhenItSpeaks(t *testing.T) {
+	w := worldOf("node-1", "node-2")
+	g := scheduleOf("line", 0, "")
+	g.Spec.NodeSelector = nil
+	w.Schedules = []*network.GateSchedule{g}
+	w.round(network.Pending, "node-1")
+	w.Now = w.Now.Add(w.Lead)
+	if p := w.round(network.Pending, "node-1"); !is(p.Schedules["line"].Conditions, network.InForce, false, network.RolledBack, "node-2 has not answered in time") {
+		t.Fatalf("it is %+v", p.Schedules["line"].Conditions)
+	}
+	for range 3 {
+		if p := w.round(network.Pending, "node-1"); p.Schedules["line"].State != network.RolledBack {
+			t.Fatalf("it is tried again while the node is silent: %+v", p.Schedules["line"])
+		}
+	}
+	// It speaks, and takes it this time.
+	w.round(network.Pending, "node-1", "node-2")
+	for range 2 {
+		w.round(network.Pending, "node-1", "node-2")
+	}
+	if g.Status.State != network.Installed || g.Status.Silent != nil {
+		t.Errorf("it is %+v", g.Status)
+	}
+	// One that has refused speaks all the time.
+	g.Generation = 2
+	for range 4 {
+		w.round(network.Refused, "node-1", "node-2")
+	}
+	if g.Status.State != network.RolledBack {
+		t.Errorf("it is %+v", g.Status)
+	}
+}
+
+func TestANodeThatIsGoneIsNotBelieved(t *testing.T) {
+	for _, ready := range []corev1.ConditionStatus{corev1.ConditionUnknown, corev1.ConditionFalse, corev1.ConditionTrue} {
+		w := worldOf("node-1", "node-2")
+		w.serve("tsn", 42)
+		g := scheduleOf("line", 0, "")
+		g.Spec.NodeSelector = nil
+		w.Schedules = []*network.GateSchedule{g}
+		w.Nodes["node-2"].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready, Reason: "NodeStatusUnknown"}}
+		p := w.Make()
+		const said = "node node-2: the node is not ready (NodeStatusUnknown)"
+		if gone := ready != corev1.ConditionTrue; is(p.Networks["tsn"].Conditions, network.Served, false, "RuntimeAbsent", said) != gone ||
+			is(p.Schedules["line"].Conditions, network.InForce, false, "RuntimeAbsent", said) != gone {
+			t.Errorf("the node's Ready is %s: %+v, %+v", ready, p.Networks["tsn"].Conditions, p.Schedules["line"].Conditions)
+		}
 	}
 }
 

@@ -195,6 +195,10 @@ type GateScheduleStatus struct {
 	// +optional
 	// +listType=set
 	Targets []string `json:"targets,omitempty"`
+	// Silent are the nodes that did not answer, for which it was rolled back: it is tried again when all of them speak again.
+	// +optional
+	// +listType=set
+	Silent []string `json:"silent,omitempty"`
 	// Nodes are how many have it of how many that it selects, as in `3/4`.
 	// +optional
 	Nodes string `json:"nodes,omitempty"`

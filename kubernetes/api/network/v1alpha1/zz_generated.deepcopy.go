@@ -213,6 +213,11 @@ func (in *GateScheduleStatus) DeepCopyInto(out *GateScheduleStatus) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.Silent != nil {
+		in, out := &in.Silent, &out.Silent
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.Conditions != nil {
 		in, out := &in.Conditions, &out.Conditions
 		*out = make([]v1.Condition, len(*in))
