@@ -168,12 +168,27 @@ func (r *rollout) give(name string, a network.Assignment) {
 // keep leaves nodes what has been committed, and takes back what has not.
 func (r *rollout) keep() {
 	for name := range r.members {
-		if had := r.had(name); had != nil {
-			if before := had.Reverted(); before != nil {
-				r.give(name, network.Assignment{Revision: *before, Committed: true})
-			}
+		if before := r.before(name); before != nil {
+			r.give(name, network.Assignment{Revision: *before, Committed: true})
 		}
 	}
+}
+
+// before is what a node has had of this schedule that was committed; nil if nothing. Of one whose TaktNode was made anew, only the
+// others know that.
+func (r *rollout) before(name string) *network.Revision {
+	if had := r.had(name); had != nil {
+		return had.Reverted()
+	}
+	if r.members[name].Spec.Planned || !slices.Contains(r.selected, name) {
+		return nil
+	}
+	for _, other := range r.w.Members {
+		if had := r.had(other.Name); had != nil && had.Reverted() != nil {
+			return had.Reverted()
+		}
+	}
+	return nil
 }
 
 func (r *rollout) revision() network.Revision {
@@ -332,13 +347,9 @@ func (r *rollout) install() metav1.Condition {
 			if r.members[name] == nil {
 				continue
 			}
-			assignment := network.Assignment{Revision: revision}
-			if had := r.had(name); had != nil {
-				if had.Generation == revision.Generation && had.BeginsNanoseconds == revision.BeginsNanoseconds {
-					assignment.Previous = had.Previous
-				} else {
-					assignment.Previous = had.Reverted()
-				}
+			assignment := network.Assignment{Revision: revision, Previous: r.before(name)}
+			if had := r.had(name); had != nil && had.Generation == revision.Generation && had.BeginsNanoseconds == revision.BeginsNanoseconds {
+				assignment.Previous = had.Previous
 			}
 			r.give(name, assignment)
 		}

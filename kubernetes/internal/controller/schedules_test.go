@@ -200,6 +200,37 @@ func TestAScheduleThatASilentNodeHasRolledBackIsTriedAgainWhenItSpeaks(t *testin
 	}
 }
 
+// What was committed before is in the TaktNodes alone.
+func TestATaktNodeThatIsMadeAnewGetsBackWhatTheOthersHave(t *testing.T) {
+	w := worldOf("node-1", "node-2")
+	g := scheduleOf("line", 0, "")
+	g.Spec.NodeSelector = nil
+	w.Schedules = []*network.GateSchedule{g}
+	anew := func() {
+		status := w.Members[1].Status
+		status.Schedules = nil
+		w.Members[1] = &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: "node-2"}, Status: status}
+	}
+	for range 3 {
+		w.round(network.Pending, "node-1", "node-2")
+	}
+	first := w.Members[0].Spec.Schedules[0]
+	g.Generation = 2
+	w.round(network.Pending, "node-1")
+	anew()
+	w.round(network.Pending, "node-1")
+	if now := w.Members[1].Spec.Schedules; len(now) != 1 || now[0].Generation != 2 || now[0].Previous == nil || now[0].Previous.Generation != 1 {
+		t.Fatalf("while it is installed the node has %+v", now)
+	}
+	w.round(network.Refused, "node-1", "node-2")
+	w.round(network.Refused, "node-1", "node-2")
+	anew()
+	w.round(network.Refused, "node-1")
+	if now := w.Members[1].Spec.Schedules; g.Status.State != network.RolledBack || len(now) != 1 || now[0].BeginsNanoseconds != first.BeginsNanoseconds || !now[0].Committed {
+		t.Errorf("it is %s, and the node has %+v", g.Status.State, now)
+	}
+}
+
 func TestANodeThatIsGoneIsNotBelieved(t *testing.T) {
 	for _, ready := range []corev1.ConditionStatus{corev1.ConditionUnknown, corev1.ConditionFalse, corev1.ConditionTrue} {
 		w := worldOf("node-1", "node-2")

@@ -217,6 +217,8 @@ func TestANodeKnowsThePodsAndRuntimesOfOthersAndForgetsNoOperatorsEntry(t *testi
 	kill := c.taktd(config)
 	const operators = "tsn 02:00:00:00:00:09 192.0.2.9"
 	c.stationsAre(operators)
+	c.is("the node has made its object", func(*network.TaktNodeStatus) bool { return true })
+	c.told(nodeName, func(*network.TaktNodeSpec) {})
 	// What says how things are on the other node is the spec alone: its status is not believed.
 	if _, err := c.client.Nodes.Create(background, &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: "node-2"}, Spec: network.TaktNodeSpec{
 		Planned: true, VTEPs: []network.VTEP{{Network: "tsn", Address: "192.0.2.2"}},
