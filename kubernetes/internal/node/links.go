@@ -208,6 +208,15 @@ func (m *member) takeBack(ctx context.Context, assigned *network.Assignment, lin
 	return nil
 }
 
+// hasBack says whether what was there before an assignment is what was last installed.
+func hasBack(assigned *network.Assignment, e *entered) bool {
+	if assigned.Previous == nil {
+		return false
+	}
+	before, err := objects.Request(assigned.Datapath, assigned.Previous)
+	return err == nil && e.Asked[assigned.Datapath] == digest(before)
+}
+
 // assign has a link have the schedule that is assigned to it. before is what was said of that assignment last; empty if nothing was.
 func (m *member) assign(ctx context.Context, assigned *network.Assignment, link *adminv1.LinkSchedule, before string, state *network.LinkState, e *entered) error {
 	state.State = network.Refused
@@ -224,17 +233,19 @@ func (m *member) assign(ctx context.Context, assigned *network.Assignment, link 
 	now := objects.TAI()
 	overdue := !assigned.Committed && assigned.BeginsNanoseconds-int64(objects.CommitMargin) <= now
 	has := same(link, request, e.Asked[assigned.Datapath])
-	if has && overdue && link.GetPending() != nil {
+	// What is pending is this one, or one before it that was not committed either; or what was there before, if that is to begin yet.
+	if overdue && link.GetPending() != nil && (has || owns(state.Installed, link)) && !hasBack(assigned, e) {
 		err := m.takeBack(ctx, assigned, link, e)
-		if err == nil {
-			state.State, state.Message = network.Expired, uncommitted
-			state.Installed = slices.DeleteFunc(state.Installed, func(base int64) bool { return base == assigned.BeginsNanoseconds })
-			return nil
-		}
 		if away(err) {
 			return err
 		}
-		state.Message = shortened("it was not committed in time, and cannot be taken back: " + status.Convert(err).Message())
+		if err != nil {
+			state.State, state.Message = network.Pending, shortened("it was not committed in time, and cannot be taken back: "+status.Convert(err).Message())
+			return nil
+		}
+		state.State, state.Message = network.Expired, uncommitted
+		state.Installed = slices.DeleteFunc(state.Installed, func(base int64) bool { return base == assigned.BeginsNanoseconds })
+		return nil
 	}
 	if has {
 		state.State = network.Running

@@ -299,12 +299,24 @@ func TestAScheduleThatIsNotCommittedDoesNotBegin(t *testing.T) {
 		{"none before", false, nil, nil},
 		{"one before", true, &first, []int64{first.BeginsNanoseconds}},
 		{"one before that the object has not", true, nil, []int64{first.BeginsNanoseconds}},
+		{"none before, and the agent has ended before it noted that", false, nil, nil},
 	} {
 		dir, l := t.TempDir(), &link{pends: soon.BeginsNanoseconds}
 		if tc.runs {
 			scheduled(t, dir, l, assignedTo(first))
 		}
 		scheduled(t, dir, l, assignedTo(soon))
+		if strings.HasSuffix(tc.name, "noted that") {
+			m := &member{n: &Node{config: Config{RunDirectory: dir}}}
+			e, err := m.loadEntered()
+			if err == nil {
+				e.Asked = nil
+				err = m.store(e)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
 		self := assignedTo(soon)
 		self.Spec.Schedules[0].Committed, self.Spec.Schedules[0].Previous = false, tc.previous
 		for range 2 {
@@ -320,6 +332,22 @@ func TestAScheduleThatIsNotCommittedDoesNotBegin(t *testing.T) {
 			if said := back.Status.Schedules[0]; said.State != network.Running || len(l.installed) != 3 {
 				t.Errorf("%s: the node says %+v, and %d were installed", tc.name, said, len(l.installed))
 			}
+		}
+	}
+}
+
+// What is given back may itself begin later: it is not taken for what was not committed.
+func TestWhatIsGivenBackMayBeginLater(t *testing.T) {
+	dir, first, soon := t.TempDir(), revisionAt(1, objects.TAI()+3_600_000_000_000), revisionAt(2, objects.TAI())
+	l := &link{pends: soon.BeginsNanoseconds}
+	scheduled(t, dir, l, assignedTo(first))
+	scheduled(t, dir, l, assignedTo(soon))
+	self := assignedTo(soon)
+	self.Spec.Schedules[0].Committed, self.Spec.Schedules[0].Previous = false, &first
+	for range 3 {
+		scheduled(t, dir, l, self)
+		if said := self.Status.Schedules[0]; said.State != network.Expired || !slices.Equal(l.bases(), []int64{first.BeginsNanoseconds}) || len(l.installed) != 3 {
+			t.Errorf("the node says %+v, the link has %v, and %d were installed", said, l.bases(), len(l.installed))
 		}
 	}
 }
