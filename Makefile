@@ -17,7 +17,7 @@ help:
 	@echo "  installation  make install, the Debian packages and the wheel, in a fresh Debian 12"
 	@echo "  docs-run    README and the how-to pages, literally, in a fresh Debian 12; no dead links"
 	@echo "  e2e         whole nodes on hosts made of network namespaces: crashes, links, tenants, volume"
-	@echo "  loom        the ring and doorbell protocols, over every interleaving"
+	@echo "  loom        the ring, doorbell and memory protocols, over every interleaving"
 	@echo "  fuzz        everything that reads bytes from outside; FUZZ_SECONDS=600 make fuzz: longer"
 	@echo "  kubernetes  the Go part"
 	@echo "  test-datapaths  the datapaths over DPDK and libfabric"
@@ -155,7 +155,7 @@ simulate-peering: setup
 	env TAKT_SIMULATE_RUNTIMES=$(RUNTIMES) $(CARGO) test -p takt-runtime --test peering_scale -- --nocapture
 
 loom: setup
-	RUSTFLAGS="--cfg loom" $(CARGO) test -p takt-shm -p takt-datapath --release --lib --target-dir target/loom loom
+	RUSTFLAGS="--cfg loom" $(CARGO) test -p takt -p takt-shm -p takt-datapath --release --lib --target-dir target/loom loom
 
 fuzz: setup
 	fuzz/run.sh $(FUZZ_SECONDS)

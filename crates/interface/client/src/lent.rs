@@ -1,6 +1,10 @@
 //! Which blocks of a source's memory are with sinks of other sessions.
 
+#[cfg(not(all(loom, test)))]
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+#[cfg(all(loom, test))]
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Which blocks of a source a sink has, in memory of the source alone.
 #[derive(Debug)]
@@ -41,7 +45,7 @@ impl Lent {
         }
     }
 
-    /// The block comes back. False: the sink does not have it.
+    /// The block comes back, of so many `bytes`, which are asked for when it is known that the sink has it. `None`: it does not.
     pub(crate) fn take_back(&self, chunk: u32, bytes: impl FnOnce() -> usize) -> Option<usize> {
         let bit = 1 << (chunk % 64);
         let word = self.blocks.get(chunk as usize / 64)?;

@@ -7,9 +7,13 @@
 //!
 //! Lock order: the allocator before an account's returns.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+#[cfg(not(all(loom, test)))]
+use std::sync::atomic::{AtomicU8, AtomicUsize};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
+#[cfg(all(loom, test))]
+use loom::sync::atomic::{AtomicU8, AtomicUsize};
 use takt_session::layout::{Completion, RX_REGION, Release};
 use takt_shm::{Buddy, CHUNK, Consumer};
 
@@ -335,11 +339,15 @@ impl TxMemory {
 
     /// A sink gives back the block that starts at this chunk: `Some` if it had it, with the block if it is free now.
     fn returned(&self, lent: &Lent, chunk: u32) -> Option<Option<Block>> {
-        let mark = self.marks.get(chunk as usize)?;
-        let mark = mark.load(Ordering::Relaxed);
+        let place = self.marks.get(chunk as usize)?;
+        let mut mark = 0;
+        let bytes = lent.take_back(chunk, || {
+            // Not before: a sink may give back what it is about to get, and be looked at by another thread than the source's.
+            mark = place.load(Ordering::Relaxed);
+            CHUNK << (mark & !IN_FLIGHT).saturating_sub(1)
+        })?;
         let order = (mark & !IN_FLIGHT).checked_sub(1)?;
         let block = Block { chunk, order };
-        let bytes = lent.take_back(chunk, || block.bytes())?;
         self.lent.fetch_sub(bytes, Ordering::Relaxed);
         let holders = self.holders.get()?.get(chunk as usize)?;
         let last = holders.fetch_sub(1, Ordering::AcqRel) == 1;
@@ -629,5 +637,40 @@ impl Outcomes {
         let mask = self.0.len().checked_sub(1)?;
         let known = (*self.0.get(token as usize & mask)?)?;
         (known.token == token).then_some(known)
+    }
+}
+
+/// Run by `RUSTFLAGS="--cfg loom" cargo test -p takt --lib loom_model`.
+#[cfg(all(loom, test))]
+mod loom_model {
+    use super::*;
+
+    /// The sink has written the return of a block before it has the block, and a thread that needs memory finds it at any
+    /// moment while the source gives the block to the lane and to the sink.
+    #[test]
+    fn a_block_that_a_sink_gives_back_before_it_has_it_stays_with_the_lane() {
+        loom::model(|| {
+            let memory = loom::sync::Arc::new(TxMemory::new(4 * CHUNK, 0));
+            let lent = loom::sync::Arc::new(Lent::new(1, memory.chunks()));
+            let chunk = memory.take(&mut lock(&memory.shared).buddy, 1);
+            let block = Block {
+                chunk: chunk.expect("memory"),
+                order: 1,
+            };
+            let other = loom::thread::spawn({
+                let (memory, lent) = (memory.clone(), lent.clone());
+                move || memory.returned(&lent, block.chunk)
+            });
+            memory.emitted(block);
+            memory.lend(block, 1);
+            memory.lend_to(&lent, block);
+            let returned = other.join().expect("no panic");
+            assert!(
+                matches!(returned, None | Some(None)),
+                "the lane still sends {returned:?}"
+            );
+            let left = returned.map_or(block.bytes(), |_| 0);
+            assert_eq!((memory.lent(), lent.bytes()), (left, left));
+        });
     }
 }
