@@ -187,8 +187,8 @@ struct Direct {
 const LOOK_AFTER: u32 = 8;
 const LARGE: usize = 64 << 10;
 
-/// So many messages are emitted while a new ring waits for the lane to have completed what it was given before, which what is given
-/// to the sink itself would overtake. Then there is no memory until it has.
+/// So many messages are emitted while a new ring waits for the lane to have given the sinks what it was given before, which what
+/// is given to the sink itself would overtake. Then there is no memory until it has.
 const MOST_BEFORE_RING: u32 = 1024;
 
 impl Direct {
@@ -271,6 +271,16 @@ impl Binding {
 
     fn pending(&self) -> u64 {
         self.emitted - self.completed
+    }
+
+    /// Whether the sinks here have all that the lane was given. They may hold some of it for ever: completions do not tell.
+    fn lane_has_given_all(&self) -> bool {
+        let Some(block) = self.direct.block else {
+            return true;
+        };
+        let word = self.attachment.arena.atomic_u64(block.given());
+        // Acquire: partner is the store by the lane.
+        word.is_ok_and(|word| word.load(Ordering::Acquire) >= self.emitted)
     }
 
     /// Nothing more is given to the sink of a ring, at once: the epoch alone waits for its turn. `free`: what it has been
@@ -906,13 +916,9 @@ impl Source {
             }
         }
         while let Some(next) = binding.direct.news.front() {
-            if matches!(next, SourceNews::Begins(_)) && binding.pending() > 0 {
-                // An error is for the calls that can tell it.
-                let _ = binding.harvest(self.shared());
-                if binding.pending() > 0 {
-                    binding.direct.waited = binding.direct.waited.saturating_add(1);
-                    return;
-                }
+            if matches!(next, SourceNews::Begins(_)) && !binding.lane_has_given_all() {
+                binding.direct.waited = binding.direct.waited.saturating_add(1);
+                return;
             }
             binding.direct.waited = 0;
             let direct = &mut binding.direct;

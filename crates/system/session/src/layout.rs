@@ -169,7 +169,8 @@ pub const MAX_DEPTH: u32 = 1 << 16;
 /// ..   completion ring (Completion), runtime to application
 /// ..   who else listens, a u64 written by the runtime: the epoch in the upper half, and in the lower one how many sinks and
 ///      lanes get messages of that epoch by the lane; behind it, written by the application, u64 each: messages and bytes
-///      that did not go by the lane
+///      that did not go by the lane; and behind these, a u64 written by the runtime: how many messages of the transmit ring
+///      the sinks here have got, of a source that has had rings (see [`DirectBlock`])
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceBlock {
@@ -210,6 +211,11 @@ impl SourceBlock {
     /// Arena offset of the count of their bytes.
     pub const fn direct_bytes(&self) -> usize {
         self.listeners() + 16
+    }
+
+    /// Arena offset of the count of messages that the lane has given to the sinks here.
+    pub const fn given(&self) -> usize {
+        self.listeners() + 24
     }
 }
 

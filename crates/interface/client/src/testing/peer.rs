@@ -26,6 +26,9 @@ pub struct PeerSource {
     pub channel: ChannelId,
     tx: Consumer<TxDescriptor>,
     pub completions: Producer<Completion>,
+    block: SourceBlock,
+    /// Messages taken and given to the sinks.
+    given: u64,
     closing: Option<u32>,
     rings: u32,
 }
@@ -465,9 +468,14 @@ impl Served {
             tx: Consumer::attach(&self.arena, block.tx_ring(), depth).expect("ring"),
             completions: Producer::attach(&self.arena, block.completion_ring(), depth)
                 .expect("ring"),
+            block,
+            given: 0,
             closing: None,
             rings: chunk,
         };
+        let words = self.arena.slice(block.listeners(), RingLayout::ALIGN);
+        let cleared = words.expect("words").write_from(0, &[0; RingLayout::ALIGN]);
+        cleared.expect("words");
         (place(&mut self.sources, source) as u32, block)
     }
 
@@ -603,6 +611,7 @@ impl Served {
                 && let Some(descriptor) = s.tx.pop().expect("transmit ring")
             {
                 worked = true;
+                s.given += 1;
                 let channel = s.channel;
                 self.forward(source, channel, &descriptor, zero_copy, sender, *sequence);
                 *sequence += 1;
@@ -612,6 +621,8 @@ impl Served {
             };
             s.tx.release();
             s.completions.publish();
+            let given = self.arena.atomic_u64(s.block.given()).expect("a word");
+            given.store(s.given, Ordering::Release);
             let closing = s.closing;
             if closing.is_some() || self.end.is_some() {
                 self.rings.free(s.rings).expect("rings");

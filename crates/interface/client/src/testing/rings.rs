@@ -10,7 +10,7 @@ use takt_session::message::{DirectEnd, Reply, Request};
 use takt_shm::{Arena, Consumer, Producer, Region, RingLayout, SinkBell, SinkBellHost};
 
 use super::peer::Peer;
-use super::{LONG, emit, settle};
+use super::{LONG, emit, next, settle};
 use crate::{ChannelId, Outcome, Qos, Session, Source, SourceOptions};
 
 const CHANNEL: ChannelId = ChannelId(5);
@@ -181,6 +181,38 @@ fn blocks_come_back_of_a_sink_that_closes_while_its_source_waits_to_hear_of_it()
     heard(&source);
     assert_eq!(source.direct_sinks(), 0);
     assert_eq!(lent(&source), 0);
+}
+
+#[test]
+fn a_source_goes_on_whose_session_keeps_a_message_when_another_session_gets_a_ring() {
+    let peer = Peer::start();
+    peer.with(|host| host.zero_copy = true);
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.source(CHANNEL).expect("source");
+    let own = stream.sink(CHANNEL).expect("sink");
+    emit(&source, b"kept").expect("emit");
+    let kept = next(&own);
+    let mut ring = Ring::new(1);
+    ring.begin(&peer, 0, 1);
+    heard(&source);
+    // More than a source emits before a ring that waits.
+    let mut got = Vec::new();
+    for number in 1..3000u32 {
+        emit(&source, &number.to_ne_bytes()).expect("emit");
+        assert_eq!(*next(&own), number.to_ne_bytes());
+        for message in ring.got() {
+            assert_eq!(ring.returns.push(message.chunk), Ok(true));
+            got.push(message.sequence);
+        }
+    }
+    assert_eq!(source.direct_sinks(), 1);
+    let first = got.first().copied().expect("messages");
+    assert!(
+        got.into_iter().eq(first..3000),
+        "all since the ring is used"
+    );
+    assert_eq!((&*kept, source.pending() > 0), (&b"kept"[..], true));
 }
 
 #[test]

@@ -214,8 +214,11 @@ impl State {
                 continue;
             };
             if s.direct.epoch > 0 {
-                // What a sink has from the lane, it finds before what the source gives it after the completion.
+                // What a sink has from the lane, it finds before what the source gives it then.
                 self.tenants.show();
+                if let Some(session) = self.tenants.sessions.get(at) {
+                    session.tell_given(source);
+                }
             }
             let Some(s) = self.tenants.source(at, source) else {
                 continue;

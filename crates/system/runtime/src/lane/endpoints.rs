@@ -195,6 +195,10 @@ impl Lane {
         }
         self.state.looks += channel.sinks.len();
         self.state.count_listeners((at, source));
+        // What it was given in former rounds is shown. From now on it is told with each turn of the source.
+        if let Some(session) = self.state.tenants.sessions.get(at) {
+            session.tell_given(source);
+        }
     }
 
     /// Sinks here that get what the source emits, and lanes elsewhere.

@@ -183,6 +183,8 @@ pub struct LaneSource {
     /// Sinks that it gives its messages itself, and where it reads who else listens.
     pub direct: Arc<DirectSinks>,
     listeners: usize,
+    /// Where it reads how many of its messages the sinks here have.
+    given: usize,
     /// How many listen besides those sinks, as it was told; at least as many as do.
     pub others: u32,
     /// They are to be counted again: some have gone.
@@ -526,6 +528,7 @@ impl LaneSource {
             depth: block.depth,
             direct: Arc::default(),
             listeners: block.listeners(),
+            given: block.given(),
             others: 0,
             recount: false,
             closing: None,
@@ -540,6 +543,16 @@ impl LaneSource {
             let word_now = u64::from(self.direct.epoch) << 32 | u64::from(count);
             // Release: partner is the load in the application. Who has been told of a sink finds it counted.
             word.store(word_now, std::sync::atomic::Ordering::Release);
+        }
+    }
+
+    /// Tells it how many of its messages the sinks here have got: what it gives a sink itself from now on comes behind those.
+    /// What waits for a launch time counts as well, since that is in no order with the others.
+    pub fn tell_given(&self, arena: &Arena) {
+        let given = self.taken - u64::from(self.current.is_some());
+        if let Ok(word) = arena.atomic_u64(self.given) {
+            // Release: partner is the load in the application. What it gives a sink then, the sink finds behind these.
+            word.store(given, std::sync::atomic::Ordering::Release);
         }
     }
 
@@ -727,6 +740,13 @@ impl LaneSession {
         match self.sources.get_mut(source) {
             Some(source) => source.close(),
             None => Ok(()),
+        }
+    }
+
+    /// Tells a source how many of its messages the sinks here have: these are shown.
+    pub fn tell_given(&self, source: SourceSlot) {
+        if let Some(source) = self.sources.get(source) {
+            source.tell_given(&self.arena);
         }
     }
 

@@ -142,6 +142,38 @@ fn what_commands_about_rings_cost_a_round_is_bounded_and_nobody_who_listens_is_l
     assert_eq!(told(&house), [0; SOURCES]);
 }
 
+/// What the lane has completed does not tell it: a sink of its own session may keep a message for ever.
+#[test]
+fn a_source_is_told_what_the_sinks_have_whoever_keeps_it() {
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut writer = house.guest(1, 1 << 20, &no_limits());
+    let (source, own) = (writer.source(5), writer.sink(5, 64));
+    let mut reader = house.guest(1, 1 << 20, &no_limits());
+    let sink = reader.sink(5, 64);
+    house.settle();
+    assert!(writer.emit(source, 0, 3));
+    until_done(1, || {
+        house.lane.poll();
+        reader.waiting(sink) as usize
+    });
+    assert_eq!(writer.given(source), 0, "it has had no rings");
+    direct(&house, (&writer, source), (&reader, sink), 1, true);
+    house.settle();
+    assert_eq!(writer.given(source), 1);
+    // The source has not heard of it.
+    assert!(writer.emit_numbered(source, 1, 1, 0));
+    until_done(2, || {
+        house.lane.poll();
+        writer.given(source) as usize
+    });
+    assert_eq!((writer.waiting(own), reader.waiting(sink)), (2, 2));
+    let completed = writer.completed(source);
+    assert!(
+        completed.is_empty(),
+        "its own sink keeps them: {completed:?}"
+    );
+}
+
 proptest! {
     /// As a list that is looked through from end to end.
     #[test]

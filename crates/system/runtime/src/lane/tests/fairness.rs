@@ -17,6 +17,7 @@ pub struct Guest {
     /// Where the next block of rings goes.
     free: usize,
     sources: Vec<(Producer<TxDescriptor>, Consumer<Completion>)>,
+    source_blocks: Vec<SourceBlock>,
     pub sinks: Vec<(Consumer<RxDescriptor>, Producer<Release>)>,
     blocks: Vec<SinkBlock>,
 }
@@ -127,6 +128,7 @@ impl House {
             bell,
             free: HEADER_BYTES,
             sources: Vec::new(),
+            source_blocks: Vec::new(),
             sinks: Vec::new(),
             blocks: Vec::new(),
         }
@@ -171,6 +173,7 @@ impl Guest {
             Producer::attach(&self.arena, tx, depth).expect("rings fit"),
             Consumer::attach(&self.arena, completions, depth).expect("rings fit"),
         ));
+        self.source_blocks.push(block);
         let source = SourceSlot(self.sources.len() - 1);
         self.handle.send(Command::AddSource {
             session: self.id,
@@ -348,6 +351,12 @@ impl Guest {
                 .sum::<u64>()
         };
         self.blocks.iter().map(of_sink).sum()
+    }
+
+    /// How many messages of a source the sinks are said to have.
+    pub fn given(&self, source: SourceSlot) -> u64 {
+        let word = self.arena.atomic_u64(self.source_blocks[source.0].given());
+        word.expect("within").load(Ordering::Acquire)
     }
 
     /// What has come to a sink.
