@@ -4,7 +4,7 @@
 //! a sink has is kept in memory of the source alone: [`Lent`]. All that the other side writes is checked; who writes what
 //! cannot be has its ring given up, and is served by the lane again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -28,7 +28,7 @@ pub(crate) const MOST_NOISE: u32 = 1000;
 pub(crate) struct Mail {
     /// The session's state under that attachment: handles that are bound to another hear nothing of it.
     state: Option<State>,
-    sources: HashMap<u32, Vec<SourceNews>>,
+    sources: HashMap<u32, VecDeque<SourceNews>>,
     sinks: HashMap<u32, Vec<SinkNews>>,
     ends: HashMap<u32, End>,
     regions: Vec<(u64, Weak<Mapped>)>,
@@ -50,6 +50,29 @@ pub(crate) enum SourceNews {
         epoch: u16,
         free: bool,
     },
+    /// What is left of rings that have ended before they were used: the last change.
+    Epoch(u16),
+}
+
+impl SourceNews {
+    /// Adds what is told next. Of a ring that ends before it is used nothing is kept but its epoch: a source that does nothing
+    /// hears of any number of them.
+    pub(crate) fn add(self, to: &mut VecDeque<Self>) {
+        let mut next = self;
+        if let Self::Ends { ring, epoch, .. } = next
+            && let Some(at) = to.iter().position(|news| news.begins(ring))
+        {
+            to.remove(at);
+            // The last tells of those before it.
+            to.retain(|news| !matches!(news, Self::Epoch(_)));
+            next = Self::Epoch(epoch);
+        }
+        to.push_back(next);
+    }
+
+    fn begins(&self, ring: u32) -> bool {
+        matches!(self, Self::Begins(begun) if begun.ring == ring)
+    }
 }
 
 /// What a sink is told.
@@ -86,12 +109,18 @@ impl Mail {
     }
 
     /// What a source is to hear that is bound under this state.
-    pub(crate) fn of_source(&mut self, state: State, source: u32) -> Vec<SourceNews> {
+    pub(crate) fn of_source(&mut self, state: State, source: u32) -> VecDeque<SourceNews> {
         let told = match self.state == Some(state) {
             true => self.sources.remove(&source),
             false => None,
         };
         told.unwrap_or_default()
+    }
+
+    /// How much a source has not heard yet.
+    #[cfg(test)]
+    pub(crate) fn of_source_waiting(&self, source: u32) -> usize {
+        self.sources.get(&source).map_or(0, VecDeque::len)
     }
 
     /// The same of a sink.
@@ -134,7 +163,7 @@ pub(crate) fn hear(
                 return Heard::Unusable(ring);
             };
             let news = SourceNews::Begins(Box::new(opened));
-            mail.sources.entry(source).or_default().push(news);
+            news.add(mail.sources.entry(source).or_default());
             Heard::News(None)
         }
         Reply::DirectSink {
@@ -161,9 +190,11 @@ pub(crate) fn hear(
             }
             match mail.ends.get(&ring) {
                 Some(&End::Source(source)) => {
-                    let news = SourceNews::Ends { ring, epoch, free };
-                    mail.sources.entry(source).or_default().push(news);
-                    if free {
+                    let told = mail.sources.entry(source).or_default();
+                    let unheard = told.iter().any(|news| news.begins(ring));
+                    SourceNews::Ends { ring, epoch, free }.add(told);
+                    // That its sink is gone by then tells nothing to a source that has given it nothing.
+                    if free || unheard {
                         mail.ends.remove(&ring);
                     }
                     Heard::News(None)

@@ -912,7 +912,7 @@ impl Source {
                 if let SourceNews::Ends { ring, free, .. } = next {
                     binding.ends(ring, free);
                 }
-                binding.direct.news.push_back(next);
+                next.add(&mut binding.direct.news);
             }
         }
         while let Some(next) = binding.direct.news.front() {
@@ -938,6 +938,7 @@ impl Source {
                     direct.rings.retain(|other| other.ring != ring);
                     binding.account.end_ring(ring);
                 }
+                Some(SourceNews::Epoch(epoch)) => direct.epoch = direct.epoch.max(epoch),
                 None => {}
             }
         }

@@ -26,8 +26,12 @@ struct Ring {
 
 impl Ring {
     fn new(number: u32) -> Self {
+        Self::named(number, "takt-test")
+    }
+
+    fn named(number: u32, name: &str) -> Self {
         let block = DirectBlock { depth: DEPTH };
-        let arena = Arc::new(Arena::create("takt-test", block.bytes()).expect("an arena"));
+        let arena = Arc::new(Arena::create(name, block.bytes()).expect("an arena"));
         RingLayout::reset(&arena, DirectBlock::MESSAGES).expect("a ring");
         RingLayout::reset(&arena, block.returns()).expect("a ring");
         let messages = Consumer::attach(&arena, DirectBlock::MESSAGES, DEPTH).expect("a ring");
@@ -365,6 +369,75 @@ fn files(name: &str) -> usize {
     names
         .filter(|to| to.to_string_lossy().contains(name))
         .count()
+}
+
+/// How often files of these names are mapped by the process.
+fn mappings(name: &str) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("mappings");
+    maps.lines().filter(|line| line.contains(name)).count()
+}
+
+#[test]
+fn a_source_that_does_nothing_keeps_nothing_of_rings_that_come_and_go() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.source(CHANNEL).expect("source");
+    let mut stays = Ring::new(1);
+    stays.begin(&peer, 0, 1);
+    let name = "takt-test-passing";
+    let mut epoch = 1;
+    for number in 2..200 {
+        let ring = Ring::named(number, name);
+        ring.begin(&peer, 0, epoch + 1);
+        epoch += 2;
+        // The runtime may tell first that it is over, and then that the sink is gone.
+        if number % 2 == 0 {
+            ring.end(&peer, epoch, false);
+        }
+        ring.end(&peer, epoch, true);
+    }
+    heard(&source);
+    assert_eq!(mappings(name), 0);
+    let news = {
+        let control = source.shared().lock();
+        control.mail.of_source_waiting(0)
+    };
+    assert!(news <= 2, "{news} of 200 rings are kept");
+    assert_eq!(source.direct_sinks(), 1);
+    peer.with(|host| host.frozen = true);
+    emit(&source, b"one").expect("emit");
+    assert_eq!(stays.got().len(), 1);
+    let descriptor = peer.with(|host| host.served.as_mut().expect("a session").peek(0));
+    assert_eq!(
+        descriptor.epoch, epoch,
+        "the lane is told of the last change"
+    );
+    peer.with(|host| host.frozen = false);
+}
+
+#[test]
+fn a_ring_that_ends_while_it_waits_for_the_lane_is_not_used() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.source(CHANNEL).expect("source");
+    peer.with(|host| host.frozen = true);
+    emit(&source, b"one").expect("emit");
+    let name = "takt-test-waiting";
+    let ring = Ring::named(1, name);
+    ring.begin(&peer, 0, 1);
+    heard(&source);
+    assert_eq!(source.direct_sinks(), 0);
+    ring.end(&peer, 2, false);
+    heard(&source);
+    // Nothing is left for which it would have to wait, though the lane has given out nothing.
+    for _ in 0..100 {
+        emit(&source, b"more").expect("emit");
+    }
+    drop(ring);
+    assert_eq!((source.direct_sinks(), mappings(name)), (0, 0));
+    peer.with(|host| host.frozen = false);
 }
 
 #[test]
