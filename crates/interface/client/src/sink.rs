@@ -255,17 +255,20 @@ impl Binding {
         candidate
     }
 
-    /// Forgets rings that are over.
-    fn tidy(&mut self) {
+    /// Forgets rings that are over. Those of them that have ended at the runtime, too.
+    fn tidy(&mut self) -> Vec<u32> {
         let gone = &mut self.gone;
+        let mut ended = Vec::new();
         self.rings.retain_mut(|ring| {
             let over = ring.is_over();
             if over {
                 add_ring(gone, ring);
+                ended.extend(ring.ended.then_some(ring.ring));
             }
             !over
         });
         self.next_ring = 0;
+        ended
     }
 
     fn counters(&self) -> SinkCounters {
@@ -473,6 +476,22 @@ impl Sink {
         })
     }
 
+    /// Forgets rings that are over.
+    #[cold]
+    fn tidy(&self, binding: &mut Binding) {
+        let ended = binding.tidy();
+        let state = binding.state;
+        ended.into_iter().for_each(|ring| self.let_go(state, ring));
+    }
+
+    /// Nothing of a ring that has ended is here any more: the sink may get another in its place.
+    #[cold]
+    fn let_go(&self, state: State, ring: u32) {
+        let reason = DirectEnd::Done;
+        let request = Request::EndDirect { ring, reason };
+        self.shared().post_in(state, request);
+    }
+
     /// Takes nothing more from a ring: the lane serves this sink in its place.
     #[cold]
     fn give_up(&self, binding: &mut Binding, at: usize, reason: DirectEnd) {
@@ -480,7 +499,7 @@ impl Sink {
         ring.broken = true;
         let ring = ring.ring;
         let state = binding.state;
-        binding.tidy();
+        self.tidy(binding);
         let request = Request::EndDirect { ring, reason };
         self.shared().post_in(state, request);
     }
@@ -504,13 +523,15 @@ impl Sink {
                 SinkNews::Begins(ring) => binding.rings.push(*ring),
                 SinkNews::Ends(ring) => {
                     let mut rings = binding.rings.iter_mut();
-                    if let Some(ring) = rings.find(|known| known.ring == ring) {
-                        ring.ended = true;
+                    match rings.find(|known| known.ring == ring) {
+                        Some(ring) => ring.ended = true,
+                        // It was given up here.
+                        None => self.let_go(binding.state, ring),
                     }
                 }
             }
         }
-        binding.tidy();
+        self.tidy(binding);
     }
 
     /// How many sources of other sessions give it their messages themselves, in memory that they share, now; none unless
@@ -798,7 +819,7 @@ impl Sink {
             let known = &mut binding.rings[at];
             match known.give_back(chunk) {
                 Err(reason) if !known.broken => self.give_up(binding, at, reason),
-                _ if known.ended || known.broken => binding.tidy(),
+                _ if known.ended || known.broken => self.tidy(binding),
                 _ => {}
             }
         }

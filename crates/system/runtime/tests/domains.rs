@@ -5,11 +5,11 @@ mod support;
 use std::os::fd::OwnedFd;
 
 use rustix::net::SocketAddrUnix;
-use support::{App, listening};
+use support::{App, listening, reply, send};
 use takt_runtime::policy::{Policy, Trust};
-use takt_session::message::{Reply, Request};
+use takt_session::message::{DirectEnd, Reply, Request};
 use takt_session::{ChannelId, ErrorCode, Failure, Qos, transport};
-use takt_shm::Region;
+use takt_shm::{Region, SinkBell};
 use takt_testing::until_true;
 
 fn domain() -> Policy {
@@ -123,4 +123,62 @@ fn each_pair_of_a_domain_has_one_ring() {
     assert_eq!(new.len(), 1, "{before:?}, then {new:?}");
     drop(reader);
     until(0);
+}
+
+/// A sink has a mapping of the memory of each source that has a ring to it, also of one that is gone. One that is not read
+/// keeps a bounded number of them, and the lane serves it from then on.
+#[test]
+fn a_sink_has_so_many_rings_until_it_lets_go_of_some_that_have_ended() {
+    let (_runtime, _directory, address) = listening(domain());
+    let (mut reader, _) = member(&address);
+    let stream = reader.stream(Qos::slow());
+    reader.sink(stream, 5, 0);
+    let publisher = || {
+        let (mut writer, region) = member(&address);
+        writer.populate();
+        Region::protect(&region).expect("sealed");
+        let stream = writer.stream(Qos::slow());
+        let source = writer.source(stream, 5, 0);
+        // Who gets a ring has been told when this is answered.
+        for _ in 0..2 {
+            writer.ask(Request::Readers(source.id)).expect("an answer");
+        }
+        writer
+    };
+    let begun = |reader: &App| match reply(&reader.socket) {
+        Reply::DirectSink { ring, .. } => ring,
+        other => panic!("no ring: {other:?}"),
+    };
+    let mut rings = Vec::new();
+    for _ in 0..SinkBell::MOST_BELLS {
+        let writer = publisher();
+        let ring = begun(&reader);
+        drop(writer);
+        assert_eq!(
+            reply(&reader.socket),
+            Reply::DirectEnded {
+                ring,
+                epoch: 0,
+                free: false
+            }
+        );
+        rings.push(ring);
+    }
+    let without = publisher();
+    let lets_go = |ring: u32| {
+        let reason = DirectEnd::Done;
+        send(&reader.socket, 77, Request::EndDirect { ring, reason }, &[]);
+        assert_eq!(reply(&reader.socket), Reply::Noted, "no ring besides");
+    };
+    lets_go(rings[0]);
+    drop(without);
+    let _with = publisher();
+    let last = begun(&reader);
+    assert!(!rings.contains(&last));
+    // Nobody needs it: it is not known any more.
+    let answer = reader.ask(Request::EndDirect {
+        ring: rings[0],
+        reason: DirectEnd::Done,
+    });
+    assert_eq!(answer.expect_err("gone").code, ErrorCode::NotFound);
 }

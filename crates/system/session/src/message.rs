@@ -164,11 +164,19 @@ pub enum DirectEnd {
     Impossible = 2,
     /// The sink: its source rings and has nothing to give.
     Noise = 3,
+    /// The sink: it has been told that the ring has ended, and has none of its messages any more.
+    Done = 4,
 }
 
 impl DirectEnd {
     /// All, in the order of their numbers.
-    pub const ALL: [Self; 4] = [Self::Unusable, Self::Slow, Self::Impossible, Self::Noise];
+    pub const ALL: [Self; 5] = [
+        Self::Unusable,
+        Self::Slow,
+        Self::Impossible,
+        Self::Noise,
+        Self::Done,
+    ];
 }
 
 impl std::fmt::Display for DirectEnd {
@@ -178,6 +186,7 @@ impl std::fmt::Display for DirectEnd {
             Self::Slow => "its sink has given nothing back for too long",
             Self::Impossible => "the other end has written what cannot be",
             Self::Noise => "its source rings and has nothing to give",
+            Self::Done => "it is done with",
         })
     }
 }

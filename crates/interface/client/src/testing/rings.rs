@@ -11,7 +11,7 @@ use takt_shm::{Arena, Consumer, Producer, Region, RingLayout, SinkBell, SinkBell
 
 use super::peer::Peer;
 use super::{LONG, emit, next, settle};
-use crate::{ChannelId, Outcome, Qos, Session, Source, SourceOptions};
+use crate::{ChannelId, Error, Outcome, Qos, Session, Source, SourceOptions};
 
 const CHANNEL: ChannelId = ChannelId(5);
 const DEPTH: u32 = 16;
@@ -303,9 +303,15 @@ impl Sender {
     }
 
     fn give(&mut self) {
+        self.give_at(0);
+    }
+
+    /// A message that lies at a chunk.
+    fn give_at(&mut self, chunk: u32) {
         while self.returned.pop().expect("the ring").is_some() {}
         self.returned.release();
         let message = RxDescriptor {
+            chunk,
             length: 4,
             sequence: self.sequence,
             ..RxDescriptor::default()
@@ -360,6 +366,54 @@ fn a_sink_with_many_rings_that_have_ended_is_woken_by_the_one_that_has_not() {
         let message = sink.consume(LONG).expect("a message");
         assert_eq!(message.sender(), 1100);
     });
+}
+
+#[test]
+fn a_sink_says_when_it_has_let_go_of_a_ring_that_has_ended() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.source(ChannelId(6)).expect("source");
+    let sink = stream.sink(CHANNEL).expect("sink");
+    let region = region();
+    let done = |number: u32| {
+        heard(&source);
+        let wanted = Request::EndDirect {
+            ring: number,
+            reason: DirectEnd::Done,
+        };
+        peer.with(|host| host.log.contains(&wanted))
+    };
+    let mut full = Sender::begin(&peer, 1, 0, &region);
+    full.give();
+    full.ring.end(&peer, 0, false);
+    assert!(!done(1));
+    let message = sink.consume(LONG).expect("a message");
+    assert!(!done(1), "a message of it is held");
+    drop(message);
+    assert!(done(1));
+    let empty = Sender::begin(&peer, 2, 0, &region);
+    heard(&source);
+    assert_eq!(sink.direct_sources(), 1);
+    assert!(!done(2));
+    empty.ring.end(&peer, 0, false);
+    heard(&source);
+    assert_eq!(sink.available(), 0);
+    assert!(done(2));
+    // One that it has given up, and hears of afterwards.
+    let mut bad = Sender::begin(&peer, 3, 0, &region);
+    bad.give_at(u32::MAX);
+    heard(&source);
+    sink.available();
+    assert!(matches!(
+        sink.consume(crate::Wait::Never),
+        Err(Error::WouldBlock)
+    ));
+    assert!(!done(3));
+    bad.ring.end(&peer, 0, false);
+    heard(&source);
+    assert_eq!(sink.available(), 0);
+    assert!(done(3));
 }
 
 /// What files of these names the process has open.

@@ -212,6 +212,7 @@ impl Control {
             sink,
             usage,
             ended: None,
+            let_go: false,
             epoch,
         };
         self.direct.insert(number, ring);
@@ -305,7 +306,17 @@ impl Control {
     pub(super) fn end_direct_from(&mut self, source: SourcePlace) {
         self.end_all(self.direct.of_source(source), "the source is closed", false);
         // Its number may be another's soon; its session is still to hear when its sinks are gone.
-        self.direct.close_source(source);
+        self.close_all(self.direct.of_source(source));
+    }
+
+    /// The sources of rings that have ended are closed. A sink may still have messages of theirs.
+    fn close_all(&mut self, numbers: Vec<u32>) {
+        for number in numbers {
+            self.direct.close(number);
+            if self.direct.get(number).is_some_and(|ring| ring.let_go) {
+                self.end_direct(number, "the source is closed", true);
+            }
+        }
     }
 
     /// A sink is closed: it has given everything back, or never will.
@@ -318,8 +329,8 @@ impl Control {
         const WHY: &str = "a session has ended";
         self.end_all(self.direct.of_sources_session(id), WHY, false);
         self.end_all(self.direct.of_sinks_session(id), WHY, false);
-        let own = self.direct.of_sources_session(id);
-        own.into_iter().for_each(|ring| self.direct.remove(ring));
+        // They are kept for their sinks: each counts until the sink has let go of the session's memory.
+        self.close_all(self.direct.of_sources_session(id));
     }
 
     /// Nothing of a session is left. `free`: its application reads nothing any more.
@@ -347,6 +358,10 @@ impl Control {
             ));
         };
         if ring.ended.is_some() {
+            let lets_go = reason == DirectEnd::Done && ring.sink.0 == id;
+            if lets_go && self.direct.let_go(number) {
+                self.end_direct(number, "the sink is done with it", true);
+            }
             return Ok(());
         }
         let (source, sink) = (ring.source, ring.sink);
@@ -360,6 +375,7 @@ impl Control {
             DirectEnd::Slow => "the sink gave nothing back for too long",
             DirectEnd::Impossible => "an end wrote what cannot be",
             DirectEnd::Noise => "the source rang for nothing",
+            DirectEnd::Done => "an end wants no more of it",
         };
         self.end_direct(number, why, false);
         Ok(())

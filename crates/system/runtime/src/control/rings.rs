@@ -10,7 +10,8 @@ use super::account::Usage;
 use crate::ids::SessionId;
 use crate::slots::{SinkSlot, Slot, SourceSlot};
 
-/// Rings of one source or of one sink: a thread sleeps on so many bells, and a source writes into so many for each message.
+/// Rings of one source or of one sink: a thread sleeps on so many bells, and a source writes into so many for each message. Of
+/// a sink those count as well that have ended, until it has let go of them: each keeps the memory of its source's session.
 pub const MOST_RINGS: usize = SinkBell::MOST_BELLS;
 /// The same with those that have ended while their sink is there: a lane remembers them for each source.
 const MOST_OF_SOURCE: usize = 2 * MOST_RINGS;
@@ -31,6 +32,8 @@ pub struct Direct {
     pub usage: Usage,
     /// The source gives it nothing any more; the sink may still read what it has got. Why.
     pub ended: Option<&'static str>,
+    /// It has ended, and the sink has none of its messages any more.
+    pub let_go: bool,
     /// When its first message was, in the source's count of epochs; when its last was, if it has ended.
     pub epoch: u16,
 }
@@ -118,14 +121,23 @@ impl Rings {
         self.take(number);
     }
 
-    /// A source is closed, and its number may be another's: its rings are still its session's.
-    pub fn close_source(&mut self, source: SourcePlace) {
-        for number in self.of_source(source) {
-            if let Some(mut ring) = self.take(number) {
-                ring.source.1 = CLOSED;
-                self.insert(number, ring);
-            }
+    /// The source of a ring is closed, and its number may be another's: the ring is still its session's, also if that is gone.
+    pub fn close(&mut self, number: u32) {
+        if let Some(mut ring) = self.take(number) {
+            ring.source.1 = CLOSED;
+            self.insert(number, ring);
         }
+    }
+
+    /// The sink has none of the messages of a ring any more, which has ended. True: its source is closed as well.
+    pub fn let_go(&mut self, number: u32) -> bool {
+        let Some(mut ring) = self.take(number) else {
+            return false;
+        };
+        ring.let_go = true;
+        let closed = ring.source.1 == CLOSED;
+        self.insert(number, ring);
+        closed
     }
 
     pub fn of_source(&self, source: SourcePlace) -> Vec<u32> {
@@ -156,7 +168,7 @@ impl Rings {
     pub fn refuses(&self, source: SourcePlace, sink: SinkPlace) -> Option<&'static str> {
         let count = |of| self.counts.get(&of).copied().unwrap_or_default();
         let (of_source, of_sink) = (count(Of::Source(source)), count(Of::Sink(sink)));
-        if of_source.begun >= MOST_RINGS || of_sink.begun >= MOST_RINGS {
+        if of_source.begun >= MOST_RINGS || of_sink.all >= MOST_RINGS {
             return Some("the source or the sink has as many rings as it may have");
         }
         if of_source.all >= MOST_OF_SOURCE {
@@ -194,13 +206,14 @@ impl Rings {
         Some(ring)
     }
 
-    fn counted(ring: &Direct) -> [Of; 4] {
-        [
+    fn counted(ring: &Direct) -> impl Iterator<Item = Of> + use<> {
+        let all = [
             Of::Source(ring.source),
-            Of::Sink(ring.sink),
             Of::SessionAsSource(ring.source.0),
             Of::SessionAsSink(ring.sink.0),
-        ]
+        ];
+        let sink = (!ring.let_go).then_some(Of::Sink(ring.sink));
+        all.into_iter().chain(sink)
     }
 }
 
@@ -220,6 +233,7 @@ mod tests {
             sink,
             usage: Usage::default(),
             ended: None,
+            let_go: false,
             epoch: 1,
         }
     }
@@ -239,6 +253,27 @@ mod tests {
         assert!(rings.has(at(1, 0), at(2, 0)), "no second one for the pair");
     }
 
+    fn close(rings: &mut Rings, source: SourcePlace) {
+        let all = rings.of_source(source);
+        all.into_iter().for_each(|number| rings.close(number));
+    }
+
+    #[test]
+    fn rings_that_have_ended_count_for_their_sink_until_it_has_let_go() {
+        let mut rings = Rings::default();
+        for number in 0..MOST_RINGS as u32 {
+            let (source, sink) = (at(number + 1, 0), at(0, 0));
+            assert_eq!(rings.refuses(source, sink), None);
+            rings.insert(number, ring(source, sink));
+            rings.end(number, "over");
+            close(&mut rings, source);
+        }
+        assert!(rings.refuses(at(1000, 0), at(0, 0)).is_some());
+        assert!(rings.let_go(7), "its source is closed");
+        assert_eq!(rings.refuses(at(1000, 0), at(0, 0)), None);
+        assert_eq!(rings.of_sink(at(0, 0)).len(), MOST_RINGS);
+    }
+
     #[test]
     fn rings_that_have_ended_count_until_their_sinks_are_gone() {
         let mut rings = Rings::default();
@@ -250,11 +285,11 @@ mod tests {
         }
         assert_eq!(number, MOST_OF_SOURCE);
         // Its successors at the same number have none of them, their session does.
-        rings.close_source(at(1, 0));
+        close(&mut rings, at(1, 0));
         let mut sources = 0;
         while rings.refuses(at(1, 0), at(3, sources)).is_none() {
             rings.insert(number as u32, ring(at(1, 0), at(3, sources)));
-            rings.close_source(at(1, 0));
+            close(&mut rings, at(1, 0));
             assert!(!rings.has(at(1, 0), at(3, sources)));
             (number, sources) = (number + 1, sources + 1);
         }
@@ -284,7 +319,7 @@ mod tests {
                     3 => rings.of_source(source).into_iter().for_each(|n| {
                         rings.end(n, "over");
                     }),
-                    4 => rings.close_source(source),
+                    4 => close(&mut rings, source),
                     _ => rings.of_sink(sink).into_iter().for_each(|n| rings.remove(n)),
                 }
                 let find = |which: &dyn Fn(&Direct) -> bool| -> BTreeSet<u32> {
