@@ -2,7 +2,7 @@
 
 use takt_datapath::ReserveError;
 use takt_schedule::port::Departure;
-use takt_session::layout::{FLAG_NUMBERED, Outcome, TxDescriptor};
+use takt_session::layout::{Outcome, TxDescriptor};
 use takt_session::{ChannelId, Failure};
 use takt_time::{TaiTime, TrafficClass};
 
@@ -214,11 +214,7 @@ impl State {
                 continue;
             };
             if s.direct.epoch > 0 {
-                // What a sink has from the lane, it finds before what the source gives it then.
-                self.tenants.show();
-                if let Some(session) = self.tenants.sessions.get(at) {
-                    session.tell_given(source);
-                }
+                session.tell_given(source);
             }
             let Some(s) = self.tenants.source(at, source) else {
                 continue;
@@ -399,8 +395,7 @@ impl State {
             return Given::ToAll;
         };
         let reliable = s.reliable;
-        let numbered = progress.descriptor.flags & FLAG_NUMBERED != 0;
-        let direct = numbered.then(|| s.direct.clone());
+        let direct = (s.direct.epoch > 0).then(|| s.direct.clone());
         let meta = Meta {
             length: progress.descriptor.length,
             class: class_of(&progress.descriptor),

@@ -195,8 +195,15 @@ impl Lane {
         }
         self.state.looks += channel.sinks.len();
         self.state.count_listeners((at, source));
-        // What it was given in former rounds is shown. From now on it is told with each turn of the source.
-        if let Some(session) = self.state.tenants.sessions.get(at) {
+        let sessions = &mut self.state.tenants.sessions;
+        if begins
+            && let Some((reader, sink)) = reader
+            && let Some(session) = sessions.get_mut(reader)
+        {
+            // It has got it and may not have been shown it: there may be many to be woken.
+            session.publish(sink);
+        }
+        if let Some(session) = sessions.get(at) {
             session.tell_given(source);
         }
     }

@@ -743,7 +743,7 @@ impl LaneSession {
         }
     }
 
-    /// Tells a source how many of its messages the sinks here have: these are shown.
+    /// Tells a source how many of its messages the sinks here have.
     pub fn tell_given(&self, source: SourceSlot) {
         if let Some(source) = self.sources.get(source) {
             source.tell_given(&self.arena);

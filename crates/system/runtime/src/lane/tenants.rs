@@ -701,6 +701,12 @@ impl Tenants {
             if self.account_emitted(at, sink, meta.class, &channel.counters, result) {
                 *left -= fair::WAKE;
             }
+            if direct.is_some()
+                && let Some(session) = self.sessions.get_mut(at)
+            {
+                // Before its source is told: what that gives the sink itself comes behind it.
+                session.publish(sink);
+            }
         }
         progress.sinks.next = progress.sinks.end;
         Given::ToAll

@@ -174,6 +174,41 @@ fn a_source_is_told_what_the_sinks_have_whoever_keeps_it() {
     );
 }
 
+/// Only so many who sleep are woken for a tenant at a time.
+#[test]
+fn sinks_find_what_their_source_is_told_they_have_however_many_are_to_be_woken() {
+    const SINKS: usize = 200;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut writer = house.guest(1, 1 << 20, &no_limits());
+    let source = writer.source(5);
+    let mut crowd = house.guest(1, 1 << 20, &no_limits());
+    let sinks: Vec<SinkSlot> = (0..SINKS).map(|_| crowd.sink(5, 4)).collect();
+    let last = sinks[SINKS - 1];
+    house.settle();
+    sinks.iter().for_each(|&sink| crowd.arm(sink));
+    assert!(writer.emit(source, 0, 3));
+    house.lane.poll();
+    assert_eq!(writer.completed(source), [0]);
+    assert_eq!(crowd.waiting(last), 0, "its turn to be woken has not come");
+    direct(&house, (&writer, source), (&crowd, last), 1, true);
+    house.settle();
+    assert_eq!((writer.given(source), crowd.waiting(last)), (1, 1));
+    assert!(crowd.is_armed(last), "it sleeps");
+    until_done(0, || {
+        house.lane.poll();
+        sinks.iter().filter(|&&sink| crowd.is_armed(sink)).count()
+    });
+    sinks.iter().for_each(|&sink| crowd.arm(sink));
+    // The source has not heard of its ring.
+    assert!(writer.emit_numbered(source, 1, 1, 0));
+    until_done(2, || {
+        house.lane.poll();
+        writer.given(source) as usize
+    });
+    assert!(sinks.iter().all(|&sink| crowd.waiting(sink) == 2));
+    assert!(crowd.is_armed(last), "it sleeps");
+}
+
 proptest! {
     /// As a list that is looked through from end to end.
     #[test]
