@@ -258,6 +258,67 @@ fn launch_times_and_reliable_streams_stay_with_the_lane_and_lose_nothing() {
     assert_eq!(named(&node, "from").direct_messages, before + 50);
 }
 
+#[test]
+fn a_member_that_keeps_a_message_of_its_own_goes_on_when_another_subscribes() {
+    if skip() {
+        return;
+    }
+    let (_lab, node) = lab();
+    let [from, to] = ["from", "to"].map(|name| member(&node, "domain", name));
+    let (source, own) = ends(&from, &from, CHANNEL);
+    put(&source, 0, 8);
+    let kept = own.consume(Wait::For(PATIENCE)).expect("a message");
+    let other = to.stream(Qos::slow()).expect("a stream");
+    let other = other.sink(CHANNEL).expect("a sink");
+    await_rings(&source, 1);
+    for number in 1..3000 {
+        put(&source, number, 64);
+        assert_eq!((take(&own), take(&other)), (number, number));
+    }
+    assert_eq!((number_of(&kept), other.direct_sources()), (0, 1));
+    let counters = other.counters();
+    assert_eq!((counters.delivered, counters.lost), (2999, 0));
+}
+
+#[test]
+fn a_member_that_is_read_seldom_gets_what_those_have_published_who_are_gone() {
+    const PUBLISHERS: u64 = 100;
+    if skip() {
+        return;
+    }
+    let (_lab, node) = lab();
+    let to = member(&node, "domain", "to");
+    let sink = to.stream(Qos::slow()).expect("a stream");
+    let sink = sink.sink(CHANNEL).expect("a sink");
+    for number in 0..PUBLISHERS {
+        let from = Session::builder()
+            .socket(node.directory.join("domain.sock"))
+            .tx_bytes(256 << 10)
+            .open()
+            .expect("a session");
+        let source = from.stream(Qos::slow()).expect("a stream");
+        let source = source.source(CHANNEL).expect("a source");
+        put(&source, number, 64);
+        drop(source);
+        drop(from);
+    }
+    // As many as a sink has rings; the lane has brought the rest.
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("mappings");
+    let regions = maps.lines().filter(|line| line.contains("takt-region-"));
+    let regions = regions.count();
+    assert!(regions <= 65, "{regions} regions, one of them its own");
+    let mut numbers: Vec<u64> = (0..PUBLISHERS).map(|_| take(&sink)).collect();
+    numbers.sort_unstable();
+    assert!(numbers.into_iter().eq(0..PUBLISHERS));
+    let counters = sink.counters();
+    assert_eq!((counters.dropped_full, counters.dropped_memory), (0, 0));
+    // It has let go of all of them: there are rings again.
+    let from = member(&node, "domain", "from");
+    let source = from.stream(Qos::slow()).expect("a stream");
+    let source = source.source(CHANNEL).expect("a source");
+    await_rings(&source, 1);
+}
+
 /// Sends as a bare application, and what it is told unasked.
 struct Raw {
     socket: OwnedFd,
