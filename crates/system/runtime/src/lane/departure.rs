@@ -498,24 +498,33 @@ impl Departures {
         let mut worked = false;
         if let Some(mut waiting) = self.waiting.take() {
             let from = clock.now().max(waiting.departure.start);
-            // Without a window since the schedule changed it leaves as it can: the port has it.
             waiting.until = self.scheduler.earliest(&waiting.departure, from);
             if waiting.until.is_some_and(|until| until > from) {
                 self.waiting = Some(waiting);
                 return false;
             }
-            let class = waiting.departure.class;
-            waiting.departure.gate_closes = self.scheduler.gates().next_closed(class, from);
             let (built, tell) = (waiting.built, !waiting.told);
-            let handed = handle(Leaving::Again {
-                departure: &waiting.departure,
-                built,
-                tell,
-            });
-            worked = !matches!(handed, Handed::Waits { .. });
-            self.handed(waiting.departure, handed, waiting.told);
-            if self.waiting.is_some() {
-                return false;
+            // Without a window since the schedule changed it leaves as it can if the port has it, else not at all.
+            if waiting.until.is_none() && built.is_none() {
+                handle(Leaving::Drop(
+                    &waiting.departure.item.handle,
+                    Outcome::NotScheduled,
+                ));
+                self.scheduler.not_sent(&waiting.departure);
+                worked = true;
+            } else {
+                let class = waiting.departure.class;
+                waiting.departure.gate_closes = self.scheduler.gates().next_closed(class, from);
+                let handed = handle(Leaving::Again {
+                    departure: &waiting.departure,
+                    built,
+                    tell,
+                });
+                worked = !matches!(handed, Handed::Waits { .. });
+                self.handed(waiting.departure, handed, waiting.told);
+                if self.waiting.is_some() {
+                    return false;
+                }
             }
         }
         for _ in 0..BUDGET {
@@ -872,6 +881,70 @@ mod tests {
         timed.descriptor.flags = FLAG_LAUNCH_TIME;
         timed.descriptor.launch_time_ns = clock.now().as_nanos() + 500;
         assert_eq!(departures.queue_frame(timed, 64, clock.now()), Ok(true));
+    }
+
+    #[test]
+    fn a_frame_that_waits_for_room_is_dropped_if_a_new_schedule_has_no_window_for_it() {
+        let at = TaiTime::from_nanos;
+        // The port has taken the frame into one of its own, or has not.
+        for built in [None, Some(false)] {
+            let mut departures =
+                Departures::new(&config::Departure::default(), false, Arc::default());
+            departures.set_tenants(1);
+            let install = |gates: u8, now: i64| {
+                let schedule = takt_schedule::Schedule {
+                    cycle_time_ns: 1_000_000,
+                    entries: vec![takt_schedule::GateEntry::new(
+                        GateMask::from_bits(gates),
+                        1_000_000,
+                    )],
+                    ..takt_schedule::Schedule::default()
+                };
+                ScheduleChange::Install {
+                    list: Arc::new(GateList::new(&schedule).expect("a list")),
+                    initial: GateMask::ALL,
+                    link: Link::ethernet(0),
+                    now: at(now),
+                    classes: ClassTable::default(),
+                    selection: Default::default(),
+                    begins: at(now),
+                }
+            };
+            departures.change(install(0xff, 0));
+            assert_eq!(departures.queue_frame(piece(0, 5), 64, at(0)), Ok(true));
+            let clock = Set::default();
+            departures.run(&clock, &mut |_| Handed::Waits { built });
+            assert!(departures.waits());
+            departures.change(install(0xdf, 1_000_000));
+            clock
+                .0
+                .store(2_000_000, std::sync::atomic::Ordering::Relaxed);
+            let mut seen = Vec::new();
+            departures.run(&clock, &mut |leaving| match leaving {
+                Leaving::Drop(_, outcome) => {
+                    seen.push(Some(outcome));
+                    Handed::Failed
+                }
+                Leaving::Again { .. } | Leaving::Send(_) => {
+                    seen.push(None);
+                    Handed::Over {
+                        from: at(2_000_000),
+                        to: at(2_000_000),
+                    }
+                }
+            });
+            let class = TrafficClass::new(5).expect("a class");
+            let counters = departures.scheduler.counters(class);
+            let told = (seen, counters.sent, counters.dropped.removed);
+            assert_eq!(
+                told,
+                match built {
+                    None => (vec![Some(Outcome::NotScheduled)], 0, 1),
+                    Some(_) => (vec![None], 1, 0),
+                }
+            );
+            assert_eq!(departures.due(), None);
+        }
     }
 
     #[test]
