@@ -5498,8 +5498,10 @@ func (x *InstallScheduleRequest) GetClasses() []uint32 {
 // Schedules as a node keeps them for its next start.
 type InstalledSchedules struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Those that run and those that will, in this order for each datapath.
-	Schedules     []*InstallScheduleRequest `protobuf:"bytes,1,rep,name=schedules,proto3" json:"schedules,omitempty"`
+	// Those that run and those that will, in this order for each datapath. Only what was installed by command.
+	Schedules []*InstallScheduleRequest `protobuf:"bytes,1,rep,name=schedules,proto3" json:"schedules,omitempty"`
+	// Places in that list, from 0, of those that had begun when this was written.
+	Running       []uint32 `protobuf:"varint,2,rep,packed,name=running,proto3" json:"running,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5537,6 +5539,13 @@ func (*InstalledSchedules) Descriptor() ([]byte, []int) {
 func (x *InstalledSchedules) GetSchedules() []*InstallScheduleRequest {
 	if x != nil {
 		return x.Schedules
+	}
+	return nil
+}
+
+func (x *InstalledSchedules) GetRunning() []uint32 {
+	if x != nil {
+		return x.Running
 	}
 	return nil
 }
@@ -7243,9 +7252,10 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\bschedule\x18\x02 \x01(\v2\x1b.takt.admin.v1.GateScheduleR\bschedule\x12\"\n" +
 	"\rlink_rate_bps\x18\x03 \x01(\x04R\vlinkRateBps\x12\x12\n" +
 	"\x04vlan\x18\x04 \x01(\bR\x04vlan\x12\x18\n" +
-	"\aclasses\x18\x05 \x03(\rR\aclasses\"Y\n" +
+	"\aclasses\x18\x05 \x03(\rR\aclasses\"s\n" +
 	"\x12InstalledSchedules\x12C\n" +
-	"\tschedules\x18\x01 \x03(\v2%.takt.admin.v1.InstallScheduleRequestR\tschedules\"6\n" +
+	"\tschedules\x18\x01 \x03(\v2%.takt.admin.v1.InstallScheduleRequestR\tschedules\x12\x18\n" +
+	"\arunning\x18\x02 \x03(\rR\arunning\"6\n" +
 	"\x17InstallScheduleResponse\x12\x1b\n" +
 	"\tbegins_ns\x18\x01 \x01(\x03R\bbeginsNs\"3\n" +
 	"\x15RemoveScheduleRequest\x12\x1a\n" +

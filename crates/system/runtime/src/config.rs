@@ -238,6 +238,15 @@ impl LinkSchedule {
     }
 }
 
+/// A schedule that was installed by command, as a node keeps it over a restart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptSchedule {
+    /// As asked for.
+    pub asked: LinkSchedule,
+    /// It has begun, and runs from the start on whatever the clock says then.
+    pub running: bool,
+}
+
 /// How nodes on one link find each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScoutConfig {
@@ -278,6 +287,8 @@ pub struct Config {
     /// Schedules in force from the start, as if they had been installed before: those whose base time has
     /// passed run at once, in the cycle that they would be in. Several of a datapath in the order of their base times.
     pub schedules: Vec<LinkSchedule>,
+    /// Those installed by command before the start, in the same order: they come after the others.
+    pub kept_schedules: Vec<KeptSchedule>,
     /// Sockets for applications.
     pub listeners: Vec<ListenerConfig>,
     /// Bounds.
@@ -312,6 +323,7 @@ impl Default for Config {
             security: Security::default(),
             networks: Vec::new(),
             schedules: Vec::new(),
+            kept_schedules: Vec::new(),
             listeners: Vec::new(),
             limits: Limits::default(),
             departure: Departure::default(),

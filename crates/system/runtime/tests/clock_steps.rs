@@ -12,7 +12,7 @@ use std::time::Duration;
 use support::{App, Sink, Source, config, free_port, start};
 use takt_clock::{Clock, SteppedClock, SystemTai};
 use takt_runtime::Runtime;
-use takt_runtime::config::{Departure, Idle, LaneConfig, Late, LinkSchedule};
+use takt_runtime::config::{Departure, Idle, KeptSchedule, LaneConfig, Late, LinkSchedule};
 use takt_runtime::counters::DepartureReading;
 use takt_schedule::{GateEntry, GateMask, Schedule};
 use takt_session::Qos;
@@ -273,4 +273,75 @@ fn messages_wait_longer_when_the_clock_is_stepped_back() {
         bench.as_before();
         bench.accounted();
     }
+}
+
+/// A schedule of all gates that begins so long after `now`.
+fn from(datapath: &str, now: TaiTime, ahead: i64) -> LinkSchedule {
+    let schedule = Schedule {
+        base_time: now.saturating_add_nanos(ahead),
+        cycle_time_ns: CYCLE as u64,
+        entries: vec![GateEntry::new(GateMask::ALL, CYCLE as u32)],
+        ..Schedule::default()
+    };
+    LinkSchedule::new(datapath, schedule, 0)
+}
+
+#[test]
+fn a_schedule_that_ran_before_a_restart_runs_though_the_clock_has_fallen_behind_and_the_next_one_follows()
+ {
+    const HOUR: i64 = 3600 * SECOND;
+    let clock = Arc::new(SteppedClock::new(SystemTai));
+    let kept = [(HOUR, true), (2 * HOUR, false)].map(|(ahead, running)| KeptSchedule {
+        asked: from("udp", clock.now(), ahead),
+        running,
+    });
+    let mut with = config(free_port(), &[]);
+    with.clock = clock.clone();
+    with.kept_schedules = kept.to_vec();
+    let node = start(with);
+    let told = || node.handle().schedules().expect("running").remove(0);
+    let [running, pending] = kept.each_ref().map(|kept| &kept.asked.schedule);
+    let before = told();
+    assert_eq!(before.operational.as_ref(), Some(running));
+    assert_eq!(before.pending, Some((pending.clone(), pending.base_time)));
+    assert!(before.cycle.is_some_and(|cycle| cycle.number < 0));
+    assert_eq!(node.handle().kept_schedules().expect("running"), kept);
+    clock.step(3 * HOUR);
+    let after = told();
+    assert_eq!(after.operational.as_ref(), Some(pending));
+    assert_eq!(after.pending, None);
+    let next = KeptSchedule {
+        running: true,
+        ..kept[1].clone()
+    };
+    assert_eq!(node.handle().kept_schedules().expect("running"), [next]);
+}
+
+#[test]
+fn what_is_kept_is_what_was_asked_for_by_command_also_where_its_datapath_is_not_there() {
+    let now = SystemTai.now();
+    let absent = KeptSchedule {
+        asked: from("xdp", now, -SECOND),
+        running: true,
+    };
+    let mut with = config(free_port(), &[]);
+    with.schedules = vec![from("udp", now, -SECOND)];
+    with.kept_schedules = vec![absent.clone()];
+    let node = start(with);
+    let handle = node.handle();
+    let told = handle.schedules().expect("running").remove(0);
+    assert!(told.operational.is_some(), "the configured one runs");
+    assert_eq!(handle.kept_schedules().expect("running"), [absent.clone()]);
+    let asked = from("udp", now, 3600 * SECOND);
+    let installed = handle.install_schedule(asked.clone()).expect("running");
+    installed.expect("installed");
+    let kept = KeptSchedule {
+        asked,
+        running: false,
+    };
+    assert_eq!(handle.kept_schedules().expect("running"), [kept, absent]);
+    let remove = |datapath: &str| handle.remove_schedule(datapath.into()).expect("running");
+    assert!(remove("xdp") && remove("udp"));
+    assert!(!remove("xdp"), "it is forgotten");
+    assert_eq!(handle.kept_schedules().expect("running"), []);
 }

@@ -327,7 +327,7 @@ fn streams_and_schedules_that_do_not_fit_each_other_are_refused_by_name() {
         refused,
         "declared streams do not fit the schedule of datapath `udp`: stream `axis` of tenant `press`: a launch time at 7 ms of the cycle finds class 5 closed: it is open from 0 ns to 5 ms; move the offset, or the window of the schedule"
     );
-    assert_eq!(handle.installed_schedules().expect("running"), []);
+    assert_eq!(handle.kept_schedules().expect("running"), []);
     install(half(0)).expect("fits");
     let closed = vec![stream("valve", 6, 7_000_000)];
     let refused = set(handle, listener(&path("valve"), "valve", closed)).expect_err("closed");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
-use takt_runtime::control::Unresponsive;
+use takt_runtime::control::{Stopped, Unresponsive};
 use takt_session::place;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -48,6 +48,8 @@ pub const EXIT_CONFIG: u8 = 4;
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// How often what is free of the heap is given back.
 const GIVE_BACK_EVERY: Duration = Duration::from_secs(5);
+/// How often is looked whether a schedule has begun, to note it for the next start.
+const KEEP_EVERY: Duration = Duration::from_secs(1);
 /// How long callers of the admin API, and then the threads of the runtime, get to finish.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Calls that wait for the control thread at a time; others queue behind them.
@@ -211,6 +213,7 @@ async fn serve(
     clock.look().await;
     tokio::spawn(clock.run());
     tokio::spawn(give_memory_back());
+    tokio::spawn(keep_schedules(node.clone()));
     greet(&node, &socket);
     tell(&[NotifyState::Ready, NotifyState::Status("ready")]);
 
@@ -274,6 +277,28 @@ async fn heartbeat(node: Arc<Node>) {
             Ok(Err(Unresponsive::Stopped(_))) | Err(_) => return,
             Ok(Err(silent)) => tracing::error!(reason = %silent, "the runtime hangs"),
         }
+    }
+}
+
+/// Writes down anew which schedules run when one has begun, so that it does at the next start even if the clock has fallen
+/// behind by then.
+async fn keep_schedules(node: Arc<Node>) {
+    let mut times = tokio::time::interval(KEEP_EVERY);
+    times.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut failed = false;
+    loop {
+        times.tick().await;
+        let keeping = node.clone();
+        let kept = match blocking(move || keeping.keep_schedules()).await {
+            Ok(Ok(kept)) => kept,
+            Ok(Err(Stopped)) | Err(_) => return,
+        };
+        if let Err(error) = &kept
+            && !failed
+        {
+            tracing::error!("schedules are not kept for the next start of the node: {error}");
+        }
+        failed = kept.is_err();
     }
 }
 

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use prost::Message;
-use takt_runtime::config::LinkSchedule;
+use takt_runtime::config::{KeptSchedule, LinkSchedule};
 use takt_time::TaiTime;
 
 use crate::admin::{proto, schedule};
@@ -45,33 +45,48 @@ pub enum KeptError {
     },
 }
 
-/// Adds the schedules of before to those of the configuration. What was installed last goes before it.
+/// The schedules of before. They go before those of the configuration, of which they take out what will not run.
 ///
 /// # Errors
 /// [`KeptError`]; nothing is changed.
 pub fn restore(
     directory: &Path,
     now: TaiTime,
-    schedules: &mut Vec<LinkSchedule>,
-) -> Result<(), KeptError> {
+    configured: &mut Vec<LinkSchedule>,
+) -> Result<Vec<KeptSchedule>, KeptError> {
     let path = directory.join(FILE);
     let bytes = match read(&path) {
         Ok(Some(bytes)) => bytes,
-        Ok(None) => return Ok(()),
+        Ok(None) => return Ok(Vec::new()),
         Err(source) => return Err(KeptError::Read { path, source }),
     };
-    let kept = read_schedules(&bytes).map_err(|problem| KeptError::Damaged { path, problem })?;
-    schedules.retain(|configured| !kept.iter().any(|k| k.datapath == configured.datapath));
-    for (at, schedule) in kept.iter().enumerate() {
-        // One that another has replaced since is history.
-        let replaced = kept[at + 1..]
-            .iter()
-            .any(|later| later.datapath == schedule.datapath && later.schedule.base_time <= now);
-        if !replaced {
-            schedules.push(schedule.clone());
+    let mut kept =
+        read_schedules(&bytes).map_err(|problem| KeptError::Damaged { path, problem })?;
+    let begun = |kept: &KeptSchedule| kept.running || kept.asked.schedule.base_time <= now;
+    configured.retain(|configured| {
+        let of_datapath = |kept: &&KeptSchedule| kept.asked.datapath == configured.datapath;
+        // Until one begins that is still to come, the configured one runs.
+        let Some(instead) = kept.iter().filter(of_datapath).rfind(|kept| begun(kept)) else {
+            return true;
+        };
+        if instead.asked != *configured {
+            let datapath = &configured.datapath;
+            tracing::warn!(
+                datapath,
+                "the configured schedule is not in force: another was installed by command, and goes before it until it is removed (`takt schedule remove --datapath {datapath}`)"
+            );
+        }
+        false
+    });
+    // One that another has replaced since is history.
+    for at in (0..kept.len()).rev() {
+        let replaced =
+            |later: &KeptSchedule| later.asked.datapath == kept[at].asked.datapath && begun(later);
+        if kept[at + 1..].iter().any(replaced) {
+            kept.remove(at);
         }
     }
-    Ok(())
+    Ok(kept)
 }
 
 /// The file's content, if it is there.
@@ -86,19 +101,33 @@ fn read(path: &Path) -> std::io::Result<Option<Vec<u8>>> {
     }
 }
 
-fn read_schedules(bytes: &[u8]) -> Result<Vec<LinkSchedule>, String> {
+fn read_schedules(bytes: &[u8]) -> Result<Vec<KeptSchedule>, String> {
     let message = proto::InstalledSchedules::decode(bytes).map_err(|error| error.to_string())?;
     let schedules = message.schedules.into_iter();
-    schedules.map(schedule::from_request).collect()
+    let asked: Vec<LinkSchedule> = schedules
+        .map(schedule::from_request)
+        .collect::<Result<_, _>>()?;
+    let kept = asked.iter().enumerate().map(|(at, schedule)| {
+        // Of two the first one runs. A node of before has not said so.
+        let another = |later: &LinkSchedule| later.datapath == schedule.datapath;
+        let told = message.running.iter().any(|place| *place as usize == at);
+        KeptSchedule {
+            asked: schedule.clone(),
+            running: told || asked[at + 1..].iter().any(another),
+        }
+    });
+    Ok(kept.collect())
 }
 
 /// Writes down which schedules there are.
 ///
 /// # Errors
 /// The kernel's, with the directory named.
-pub fn write(directory: &Path, schedules: &[LinkSchedule]) -> std::io::Result<()> {
+pub fn write(directory: &Path, schedules: &[KeptSchedule]) -> std::io::Result<()> {
+    let places = (0..).zip(schedules).filter(|(_, kept)| kept.running);
     let message = proto::InstalledSchedules {
-        schedules: schedules.iter().map(Into::into).collect(),
+        schedules: schedules.iter().map(|kept| (&kept.asked).into()).collect(),
+        running: places.map(|(place, _)| place).collect(),
     };
     replace(directory, FILE, &message.encode_to_vec(), Lasts::OnDisk)
 }
@@ -221,11 +250,23 @@ mod tests {
         }
     }
 
-    fn restored(directory: &Path, now_ns: i64, configured: &[LinkSchedule]) -> Vec<LinkSchedule> {
-        let mut schedules = configured.to_vec();
+    fn kept(asked: &LinkSchedule, running: bool) -> KeptSchedule {
+        KeptSchedule {
+            asked: asked.clone(),
+            running,
+        }
+    }
+
+    /// What is left of the configured ones, and what was kept.
+    fn restored(
+        directory: &Path,
+        now_ns: i64,
+        configured: &[LinkSchedule],
+    ) -> (Vec<LinkSchedule>, Vec<KeptSchedule>) {
+        let mut configured = configured.to_vec();
         let now = TaiTime::from_nanos(now_ns);
-        restore(directory, now, &mut schedules).expect("restored");
-        schedules
+        let kept = restore(directory, now, &mut configured).expect("restored");
+        (configured, kept)
     }
 
     #[test]
@@ -233,21 +274,53 @@ mod tests {
         let directory = Directory::new();
         let place = directory.join("state");
         let configured = [schedule("udp", 1), schedule("xdp", 2)];
-        assert_eq!(restored(&place, 0, &configured), configured);
-        let (running, pending) = (schedule("udp", 10), schedule("udp", 1000));
+        let all = (configured.to_vec(), Vec::new());
+        assert_eq!(restored(&place, 0, &configured), all);
+        let running = kept(&schedule("udp", 10), true);
+        let pending = kept(&schedule("udp", 1000), false);
         write(&place, &[running.clone(), pending.clone()]).expect("written");
-        let before = restored(&place, 500, &configured);
-        assert_eq!(before, [configured[1].clone(), running, pending.clone()]);
+        // Also by a clock that has fallen behind.
+        for now in [500, 5] {
+            let (left, kept) = restored(&place, now, &configured);
+            assert_eq!(left, configured[1..]);
+            assert_eq!(kept, [running.clone(), pending.clone()]);
+        }
         // What has been replaced meanwhile is not begun again.
-        assert_eq!(restored(&place, 1000, &[]), [pending]);
+        assert_eq!(restored(&place, 1000, &[]).1, [pending]);
         write(&place, &[]).expect("written");
-        assert_eq!(restored(&place, 500, &configured), configured);
+        assert_eq!(restored(&place, 500, &configured), all);
+    }
+
+    #[test]
+    fn a_configured_schedule_runs_until_the_one_begins_that_was_installed_later() {
+        let directory = Directory::new();
+        let configured = [schedule("udp", 1)];
+        let pending = kept(&schedule("udp", 1000), false);
+        write(directory.path(), std::slice::from_ref(&pending)).expect("written");
+        let before = restored(directory.path(), 500, &configured);
+        assert_eq!(before, (configured.to_vec(), vec![pending.clone()]));
+        let after = restored(directory.path(), 1000, &configured);
+        assert_eq!(after, (Vec::new(), vec![pending]));
+    }
+
+    #[test]
+    fn of_two_schedules_that_an_earlier_version_kept_the_first_one_runs() {
+        let directory = Directory::new();
+        let [first, second] = [10, 1000].map(|base| schedule("udp", base));
+        let message = proto::InstalledSchedules {
+            schedules: vec![(&first).into(), (&second).into()],
+            running: Vec::new(),
+        };
+        let bytes = message.encode_to_vec();
+        replace(directory.path(), FILE, &bytes, Lasts::OnDisk).expect("written");
+        let both = vec![kept(&first, true), kept(&second, false)];
+        assert_eq!(restored(directory.path(), 5, &[]), (Vec::new(), both));
     }
 
     #[test]
     fn a_damaged_file_keeps_the_node_from_starting_with_open_gates() {
         let directory = Directory::new();
-        write(directory.path(), &[schedule("udp", 1)]).expect("written");
+        write(directory.path(), &[kept(&schedule("udp", 1), true)]).expect("written");
         let path = directory.join(FILE);
         let good = std::fs::read(&path).expect("a file");
         let refused = |bytes: &[u8]| {

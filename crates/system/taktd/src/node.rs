@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use takt_runtime::config::ListenerConfig;
+use takt_runtime::config::{KeptSchedule, ListenerConfig};
 use takt_runtime::control::{ListenError, Stopped};
 use takt_runtime::{Runtime, RuntimeHandle, StartError};
 
@@ -27,6 +27,9 @@ pub struct Node {
     /// Listeners that come back at the next start, as they were set. Held while one is set or removed, so that what is
     /// written down is what is there.
     kept: Mutex<Vec<proto::Listener>>,
+    /// Schedules as they were last written down. Held from when the runtime is asked for them until then, so that nothing
+    /// older is written over it.
+    kept_schedules: Mutex<Vec<KeptSchedule>>,
     log: Option<LogLevel>,
 }
 
@@ -116,12 +119,15 @@ impl Node {
         } = assemble(&settings);
         let mut config = settings.runtime.clone();
         if let Some(state) = &settings.state {
-            kept::restore(state, config.clock.now(), &mut config.schedules)?;
+            config.kept_schedules =
+                kept::restore(state, config.clock.now(), &mut config.schedules)?;
         }
+        let kept_schedules = Mutex::new(config.kept_schedules.clone());
         let runtime = Runtime::start(config, &datapaths, unavailable)?;
         let kept = restore_listeners(&settings, runtime.handle());
         Ok(Self {
             kept: Mutex::new(kept),
+            kept_schedules,
             handle: runtime.handle().clone(),
             runtime: Mutex::new(Some(runtime)),
             started: Instant::now(),
@@ -195,6 +201,26 @@ impl Node {
         let removed = self.handle.remove_listener(path)?;
         keep_listeners(state.as_deref(), &mut kept, wanted)?;
         Ok(removed || forgotten)
+    }
+
+    /// Writes down for the next start which schedules were installed by command and which of them run, if that has changed.
+    ///
+    /// # Errors
+    /// [`Stopped`]; inside, the kernel's.
+    pub fn keep_schedules(&self) -> Result<std::io::Result<()>, Stopped> {
+        let Some(state) = self.settings().state else {
+            return Ok(Ok(()));
+        };
+        let kept = self.kept_schedules.lock();
+        let mut kept = kept.unwrap_or_else(PoisonError::into_inner);
+        let wanted = self.handle.kept_schedules()?;
+        if *kept != wanted {
+            if let Err(error) = kept::write(&state, &wanted) {
+                return Ok(Err(error));
+            }
+            *kept = wanted;
+        }
+        Ok(Ok(()))
     }
 
     /// What the node runs with, as of the last reload.

@@ -44,7 +44,7 @@ use takt_clock::{Clock, ClockStatus};
 use takt_datapath::{Capabilities, DatapathKind, Resolver};
 use takt_session::{ErrorCode, Failure};
 
-use crate::config::Config;
+use crate::config::{Config, KeptSchedule};
 use crate::counters::{
     ChannelCounters, DepartureCounters, LaneCounters, PortTraffic, SessionReading,
 };
@@ -164,6 +164,8 @@ pub struct Control {
     sessions: HashMap<SessionId, Session>,
     session_ids: SessionIds,
     schedules: HashMap<DatapathKind, schedules::Installed>,
+    /// Kept ones whose datapaths are not there: they are kept on.
+    absent_schedules: Vec<KeptSchedule>,
     /// How often streams were mapped to another datapath than before.
     streams_moved: u64,
     /// Channels whose streams operators have mapped to a datapath.

@@ -13,7 +13,7 @@ use takt_time::{TaiTime, TrafficClass};
 
 use super::admission::StreamsMisfit;
 use super::{Control, RuntimeHandle, Stopped};
-use crate::config::LinkSchedule;
+use crate::config::{KeptSchedule, LinkSchedule};
 use crate::counters::DepartureReading;
 use crate::lane::Command;
 use crate::lane::departure::ScheduleChange;
@@ -24,27 +24,41 @@ pub(super) struct Installed {
     gates: Gates,
     link: Link,
     /// As asked for: the operational one and the pending one.
-    schedules: Vec<(Arc<GateList>, LinkSchedule)>,
+    schedules: Vec<Request>,
     /// Why the clock is not what a schedule demands, and how often it ceased to be.
     pub(super) unmet: Option<Unmet>,
     pub(super) losses: u64,
 }
 
+/// What was asked for, and what was made of it.
+struct Request {
+    list: Arc<GateList>,
+    asked: LinkSchedule,
+    origin: Origin,
+}
+
 impl Installed {
     /// What was asked for when this list was made of it.
-    fn asked(&self, list: &Arc<GateList>) -> Option<&LinkSchedule> {
-        let mut asked = self.schedules.iter();
-        let found = asked.find(|(known, _)| Arc::ptr_eq(known, list));
-        found.map(|(_, schedule)| schedule)
+    fn request(&self, list: &Arc<GateList>) -> Option<&Request> {
+        let mut requests = self.schedules.iter();
+        requests.find(|request| Arc::ptr_eq(&request.list, list))
+    }
+
+    /// The schedule that runs (true) and the one that will, in this order.
+    fn requests(&mut self, now: TaiTime) -> impl Iterator<Item = (&Request, bool)> {
+        self.gates.advance(now);
+        let gates = self.gates.status(now);
+        let running = gates.oper.map(|list| (list, true));
+        let pending = gates.pending.map(|(list, _)| (list, false));
+        let lists = running.into_iter().chain(pending);
+        let known: &Self = self;
+        lists.filter_map(move |(list, runs)| Some((known.request(&list)?, runs)))
     }
 
     /// How far the clock may be off for the schedules here, the one that runs and the one that will.
     pub(super) fn required(&mut self, now: TaiTime) -> Option<Duration> {
-        self.gates.advance(now);
-        let gates = self.gates.status(now);
-        let pending = gates.pending.as_ref().map(|(list, _)| list);
-        let lists = gates.oper.iter().chain(pending);
-        let demands = lists.filter_map(|list| self.asked(list)?.schedule.require_sync_ns);
+        let demands = self.requests(now);
+        let demands = demands.filter_map(|(request, _)| request.asked.schedule.require_sync_ns);
         demands.min().map(Duration::from_nanos)
     }
 }
@@ -54,8 +68,13 @@ impl Installed {
 pub(super) enum Origin {
     /// Somebody asks for it.
     Asked,
-    /// It was in force before the node started, or is in its configuration.
-    Restored,
+    /// Somebody asked for it before the node started.
+    Kept {
+        /// It had begun.
+        running: bool,
+    },
+    /// It is in the node's configuration.
+    Configured,
 }
 
 /// Why a schedule is not installed.
@@ -142,15 +161,17 @@ impl RuntimeHandle {
         }
     }
 
-    /// The schedules that run and those that will, as they were asked for, in this order for each datapath.
+    /// What is to be kept for the next start: the schedules that were installed by command, before this start or since. Those
+    /// that run and those that will, in this order for each datapath; those whose datapaths are not there too.
     ///
     /// # Errors
     /// [`Stopped`].
-    pub fn installed_schedules(&self) -> Result<Vec<LinkSchedule>, Stopped> {
-        self.ask(|c| c.installed_schedules())
+    pub fn kept_schedules(&self) -> Result<Vec<KeptSchedule>, Stopped> {
+        self.ask(|c| c.kept_schedules())
     }
 
-    /// Opens all gates of a datapath's link again; false if it has no schedule.
+    /// Opens all gates of a datapath's link again; false if it has no schedule. That of a datapath which is not there is
+    /// forgotten.
     ///
     /// # Errors
     /// [`Stopped`].
@@ -207,7 +228,7 @@ impl Control {
             match origin {
                 Origin::Asked => return Err(ScheduleError::SharedLink { name, other }),
                 // Gates of each are better than those of one.
-                Origin::Restored => tracing::warn!(
+                _ => tracing::warn!(
                     datapath = name,
                     other,
                     "two schedules for one link: gates are kept, priority and guard bands between the two are not"
@@ -238,13 +259,13 @@ impl Control {
         let (name, schedule) = (asked.datapath.as_str(), &asked.schedule);
         let link = asked.link();
         let initial = schedule.initial_gates;
-        // A schedule that ran before a restart runs on in the cycle that it would be in: asked for a cycle ago, it
-        // began within that.
         let now = self.clock.now();
-        let cycle_ns = i64::try_from(schedule.cycle_time_ns).unwrap_or(i64::MAX);
-        let now = match origin {
-            Origin::Restored if schedule.base_time <= now => now.saturating_add_nanos(-cycle_ns),
-            _ => now,
+        // A schedule that ran before a restart runs on in the cycle that it would be in, also where the clock has fallen
+        // behind its base time meanwhile.
+        let at_once = match origin {
+            Origin::Asked => false,
+            Origin::Kept { running: true } => true,
+            Origin::Kept { running: false } | Origin::Configured => schedule.base_time <= now,
         };
         let installed = self.schedules.entry(kind).or_insert_with(|| Installed {
             gates: Gates::new(GateMask::ALL),
@@ -255,19 +276,31 @@ impl Control {
         });
         installed.link = link;
         installed.gates.set_initial(initial, now);
-        let begins = installed.gates.install(list.clone(), now).unwrap_or(now);
+        let begins = if at_once {
+            installed.gates.resume(list.clone(), now);
+            now
+        } else {
+            installed.gates.install(list.clone(), now).unwrap_or(now)
+        };
         let running = installed.gates.status(now).oper;
-        installed
-            .schedules
-            .retain(|(old, _)| running.as_ref().is_some_and(|oper| Arc::ptr_eq(oper, old)));
+        installed.schedules.retain(|old| {
+            running
+                .as_ref()
+                .is_some_and(|oper| Arc::ptr_eq(oper, &old.list))
+        });
         let classes = asked.classes;
         let selection = schedule.selection;
         tracing::info!(
             datapath = name,
             begins = begins.as_nanos(),
+            runs = begins <= now,
             "schedule installed"
         );
-        installed.schedules.push((list.clone(), asked));
+        installed.schedules.push(Request {
+            list: list.clone(),
+            asked,
+            origin,
+        });
         for (lane, port) in self.carriers(kind) {
             let change = ScheduleChange::Install {
                 list: list.clone(),
@@ -277,6 +310,7 @@ impl Control {
                 classes,
                 selection: Box::new(selection),
                 begins,
+                at_once,
             };
             self.lanes[lane]
                 .handle
@@ -310,18 +344,34 @@ impl Control {
         let now = self.clock.now();
         let mut all = Vec::new();
         for installed in self.schedules.values_mut() {
-            installed.gates.advance(now);
-            let gates = installed.gates.status(now);
-            let pending = gates.pending.as_ref().map(|(list, _)| list);
-            let lists = gates.oper.iter().chain(pending);
-            all.extend(lists.filter_map(|list| installed.asked(list)).cloned());
+            let requests = installed.requests(now);
+            all.extend(requests.map(|(request, _)| request.asked.clone()));
         }
+        all
+    }
+
+    fn kept_schedules(&mut self) -> Vec<KeptSchedule> {
+        let now = self.clock.now();
+        let mut all = Vec::new();
+        for installed in self.schedules.values_mut() {
+            let requests = installed.requests(now);
+            // What is in the configuration follows the configuration.
+            let by_command = requests.filter(|(request, _)| request.origin != Origin::Configured);
+            all.extend(by_command.map(|(request, running)| KeptSchedule {
+                asked: request.asked.clone(),
+                running,
+            }));
+        }
+        all.extend_from_slice(&self.absent_schedules);
         all
     }
 
     fn remove_schedule(&mut self, name: &str) -> bool {
         let Some(kind) = self.kind_of(name) else {
-            return false;
+            let before = self.absent_schedules.len();
+            self.absent_schedules
+                .retain(|kept| kept.asked.datapath != name);
+            return self.absent_schedules.len() < before;
         };
         let removed = self.schedules.remove(&kind).is_some();
         if removed {
@@ -357,7 +407,7 @@ impl Control {
                 &*installed
             });
             let gates = installed.map(|installed| installed.gates.status(now));
-            let asked = |list| installed?.asked(list);
+            let asked = |list| Some(&installed?.request(list)?.asked);
             let find = |list| asked(list).map(|asked| asked.schedule.clone());
             let oper = gates.as_ref().and_then(|g| asked(g.oper.as_ref()?));
             let rate = installed.and_then(|installed| installed.link.rate_bps);

@@ -26,7 +26,7 @@ use super::schedules::{Origin, ScheduleError};
 use super::scout::Scouting;
 use super::session::SessionIds;
 use super::{CONTROL_THREAD, Control, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
-use crate::config::{Config, Departure, KeyMissing, LaneConfig};
+use crate::config::{Config, Departure, KeptSchedule, KeyMissing, LaneConfig};
 use crate::lane::idle::{self, IdleStrategy, Step};
 use crate::lane::{EventSender, Lane, LaneHandle, LanePort};
 use crate::peering::message::{Endpoint, LaneAnnouncement, MAX_LANES};
@@ -309,7 +309,8 @@ fn start(
     let faults = Faults::watch(there.clone(), &wake);
     let there = there.map(|d| (d.kind(), d.capabilities())).collect();
     let listeners = config.listeners.clone();
-    let schedules = config.schedules.clone();
+    let configured = config.schedules.clone().into_iter();
+    let kept = config.kept_schedules.clone().into_iter();
     let lane_configs = config.lanes.clone();
     let networks = Networks::new(config.networks.clone(), count, Host::new(wake.clone()));
     let mut control = Control {
@@ -344,6 +345,7 @@ fn start(
         sessions: HashMap::new(),
         session_ids: SessionIds::default(),
         schedules: HashMap::new(),
+        absent_schedules: Vec::new(),
         streams_moved: 0,
         mapped_channels: BTreeMap::new(),
         to_map: VecDeque::new(),
@@ -370,13 +372,24 @@ fn start(
         control.watch(scout.as_fd(), Token::Scout)?;
     }
     control.command_all(between);
-    for schedule in schedules {
-        let datapath = schedule.datapath.clone();
-        match control.install_schedule(schedule, Origin::Restored) {
+    let configured = configured.map(|asked| (asked, Origin::Configured));
+    let kept = kept.map(|KeptSchedule { asked, running }| (asked, Origin::Kept { running }));
+    for (asked, origin) in configured.chain(kept) {
+        let datapath = asked.datapath.clone();
+        match control.install_schedule(asked.clone(), origin) {
             Ok(_) => {}
             // Nothing leaves by a datapath that is not there.
             Err(error @ ScheduleError::Datapath { .. }) => {
-                tracing::warn!(datapath, "schedule not installed: {error}");
+                let Origin::Kept { running } = origin else {
+                    tracing::warn!(datapath, "schedule not installed: {error}");
+                    continue;
+                };
+                tracing::warn!(
+                    datapath,
+                    "schedule not installed, and kept for a start with its datapath (`takt schedule remove --datapath {datapath}` forgets it): {error}"
+                );
+                let kept = KeptSchedule { asked, running };
+                control.absent_schedules.push(kept);
             }
             Err(source) => return Err(StartError::Schedule { datapath, source }),
         }

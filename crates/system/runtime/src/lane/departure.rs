@@ -175,6 +175,8 @@ pub enum ScheduleChange {
         classes: ClassTable,
         selection: Box<[Selection; TrafficClass::COUNT]>,
         begins: TaiTime,
+        /// It begins at `now`, in the middle of a cycle, whatever its base time.
+        at_once: bool,
     },
     /// No gates.
     Remove,
@@ -257,6 +259,7 @@ impl Departures {
                 classes,
                 selection,
                 begins,
+                at_once,
             } => {
                 self.scheduled = true;
                 self.settle_classes(now);
@@ -270,7 +273,12 @@ impl Departures {
                 // When it begins was told by the control thread, which has done the same.
                 let gates = self.scheduler.gates_mut();
                 gates.set_initial(initial, now);
-                gates.install(list, now);
+                if at_once {
+                    gates.resume(list, now);
+                } else {
+                    gates.install(list, now);
+                }
+                self.settle_classes(now);
             }
             ScheduleChange::Remove => {
                 self.scheduled = false;
@@ -776,6 +784,7 @@ mod tests {
             classes: ClassTable::new([0, 0, 0, 1, 0, 0, 0, 7]).expect("classes"),
             selection: Default::default(),
             begins,
+            at_once: false,
         });
         let mut queue = |priority: u8, launch: Option<i64>, now: i64| {
             let mut piece = piece(1, priority);
@@ -839,6 +848,7 @@ mod tests {
             classes: ClassTable::default(),
             selection: Box::new(selection),
             begins,
+            at_once: false,
         });
         for class in [6, 5] {
             let mut timed = piece(0, class);
@@ -908,6 +918,7 @@ mod tests {
                     classes: ClassTable::default(),
                     selection: Default::default(),
                     begins: at(now),
+                    at_once: false,
                 }
             };
             departures.change(install(0xff, 0));
@@ -944,6 +955,38 @@ mod tests {
                 }
             );
             assert_eq!(departures.due(), None);
+        }
+    }
+
+    #[test]
+    fn a_schedule_that_begins_at_once_does_so_with_its_classes_before_its_base_time() {
+        let at = TaiTime::from_nanos;
+        let mut departures = Departures::new(&config::Departure::default(), false, Arc::default());
+        let schedule = takt_schedule::Schedule {
+            base_time: at(1_000_000_000),
+            cycle_time_ns: 1_000_000,
+            entries: vec![takt_schedule::GateEntry::new(
+                GateMask::from_bits(0x02),
+                1_000_000,
+            )],
+            ..takt_schedule::Schedule::default()
+        };
+        let classes = ClassTable::new([0, 0, 0, 1, 0, 0, 0, 7]).expect("classes");
+        departures.change(ScheduleChange::Install {
+            list: Arc::new(GateList::new(&schedule).expect("a list")),
+            initial: GateMask::ALL,
+            link: Link::ethernet(0),
+            now: at(500),
+            classes,
+            selection: Default::default(),
+            begins: at(500),
+            at_once: true,
+        });
+        let gates = departures.scheduler.gates();
+        // By a clock that is stepped back once more, too.
+        for now in [500, 100] {
+            assert_eq!(gates.state(at(now)), GateMask::from_bits(0x02));
+            assert_eq!(departures.classes_at(at(now)).table, classes);
         }
     }
 

@@ -880,6 +880,7 @@ fn a_frame_that_the_port_refuses_is_held_to_its_gate_again() {
         classes: takt_schedule::ClassTable::default(),
         selection: Default::default(),
         begins: takt_time::TaiTime::from_nanos(0),
+        at_once: false,
     };
     timed
         .scene

@@ -133,6 +133,18 @@ impl Gates {
         self.enabled.then_some(TaiTime::from_nanos(change_ns))
     }
 
+    /// Makes a list operational at once, whatever its base time: one that was so before a restart is again, in the
+    /// cycle that it would be in, also by a clock that has fallen behind. A pending one is dropped.
+    pub fn resume(&mut self, list: Arc<GateList>, now: TaiTime) {
+        self.manage(now);
+        self.pending = None;
+        if self.enabled {
+            self.timeline = Timeline::new(Kind::Cycles(Arc::clone(&list)));
+        }
+        self.oper = Some(list);
+        self.config_changes += 1;
+    }
+
     /// Drops the pending list. Answers whether there was one.
     pub fn cancel(&mut self, now: TaiTime) -> bool {
         self.manage(now);

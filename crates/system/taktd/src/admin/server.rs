@@ -29,7 +29,6 @@ use super::proto::{
 use super::socket::{self, SocketError};
 use super::{capture, listener, network, schedule, watch as pictures};
 use crate::config::value::PeerAddress;
-use crate::kept;
 use crate::node::{Node, ReloadError, SetListenerError};
 
 /// Periods of `Watch`, milliseconds.
@@ -94,17 +93,13 @@ struct Service {
 impl Service {
     /// Writes down which schedules there are, for the next start.
     async fn keep_schedules(&self) -> Result<(), Status> {
-        let Some(state) = self.node.settings().state else {
-            return Ok(());
-        };
-        let installed = self.ask(RuntimeHandle::installed_schedules).await?;
-        let kept = tokio::task::spawn_blocking(move || kept::write(&state, &installed)).await;
-        match kept {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(Status::internal(format!(
+        let node = self.node.clone();
+        match tokio::task::spawn_blocking(move || node.keep_schedules()).await {
+            Ok(Ok(Ok(()))) => Ok(()),
+            Ok(Ok(Err(error))) => Err(Status::internal(format!(
                 "done, but not for the next start of the node: {error}"
             ))),
-            Err(_) => Err(unavailable()),
+            Ok(Err(Stopped)) | Err(_) => Err(unavailable()),
         }
     }
 

@@ -170,6 +170,7 @@ impl From<File> for Settings {
             networks: file.network.iter().map(network).collect(),
             // They are in files of their own.
             schedules: Vec::new(),
+            kept_schedules: Vec::new(),
             listeners: file.listeners().iter().map(listener).collect(),
             limits: Limits {
                 max_message: size(file.limits.max_message.0.0),

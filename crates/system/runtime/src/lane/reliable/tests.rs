@@ -2081,6 +2081,7 @@ fn nothing_that_reliable_sources_and_their_receivers_say_leaves_through_a_closed
             classes: takt_schedule::ClassTable::default(),
             selection: Default::default(),
             begins: TaiTime::from_nanos(base),
+            at_once: false,
         };
         host.handle.send(Command::Schedule { port: 0, change });
         host.lane.poll();
