@@ -4,8 +4,10 @@ mod support;
 
 use std::os::unix::fs::PermissionsExt;
 
+use prost::Message as _;
 use support::{Daemon, LISTENER};
 use takt::{ChannelId, Error, Qos, Session, TrafficClass, Wait};
+use takt_clock::{Clock as _, SystemTai};
 use takt_testing::{PATIENCE, until};
 use taktd::admin::client::{Client, ConnectError, connect};
 use taktd::admin::proto::{
@@ -663,4 +665,93 @@ async fn a_schedule_is_installed_told_and_removed_and_a_wrong_one_is_refused_by_
         assert_eq!(removed.expect("an answer").into_inner().removed, expected);
     }
     assert!(link(&mut client).await.operational.is_none());
+}
+
+/// All gates, in cycles of so many nanoseconds.
+fn open_all(datapath: &str, cycle_ns: u32) -> InstallScheduleRequest {
+    InstallScheduleRequest {
+        datapath: datapath.into(),
+        schedule: Some(proto::GateSchedule {
+            cycle_time_ns: cycle_ns.into(),
+            entries: vec![proto::GateEntry {
+                gates: 0xff,
+                interval_ns: cycle_ns,
+            }],
+            ..proto::GateSchedule::default()
+        }),
+        ..InstallScheduleRequest::default()
+    }
+}
+
+#[tokio::test]
+async fn schedules_are_kept_as_they_are_whoever_asks_at_once_and_run_at_the_next_start_whatever_the_clock_says()
+ {
+    let directory = takt_testing::Directory::new();
+    let state = format!("state = \"{}\"\n", directory.join("state").display());
+    let text = support::configuration(&directory, LISTENER);
+    let text = text.replacen("[node]\n", &format!("[node]\n{state}"), 1);
+    std::fs::write(directory.join("takt.toml"), text).expect("written");
+    let daemon = Daemon::start_in(directory);
+    let file = daemon.directory.join("state/schedules");
+    let kept = || {
+        let bytes = std::fs::read(&file).expect("a file");
+        proto::InstalledSchedules::decode(bytes.as_slice()).expect("schedules")
+    };
+    let cycles = |kept: &proto::InstalledSchedules| {
+        let schedules = kept.schedules.iter();
+        let schedules = schedules.filter_map(|kept| kept.schedule.as_ref());
+        schedules.map(|s| s.cycle_time_ns).collect::<Vec<_>>()
+    };
+    let link = async |client: &mut Client| {
+        let answer = client.list_schedules(ListSchedulesRequest {}).await;
+        answer.expect("schedules").into_inner().links.remove(0)
+    };
+    let mut all = Vec::new();
+    for caller in 1..=8 {
+        let mut client = daemon.client().await;
+        all.push(tokio::spawn(async move {
+            for turn in 1..=10 {
+                let asked = open_all("udp", caller * 1_000_000 + turn * 1_000);
+                client.install_schedule(asked).await.expect("kept");
+            }
+        }));
+    }
+    for caller in all {
+        caller.await.expect("a caller");
+    }
+    // The last one, whoever was answered last, and before long that it runs.
+    let mut client = daemon.client().await;
+    until("it is noted that it runs", || {
+        let kept = kept();
+        (kept.schedules.len() == 1 && kept.running == [0]).then_some(())
+    });
+    let operational = link(&mut client).await.operational.expect("it runs");
+    assert_eq!(cycles(&kept()), [operational.cycle_time_ns]);
+
+    // An hour ahead of the clock, as if that had fallen behind, and beside one whose datapath is not there.
+    daemon.signal(9);
+    let (_, _, directory) = daemon.end();
+    let mut behind = kept();
+    let schedule = behind.schedules[0].schedule.as_mut().expect("a schedule");
+    schedule.base_time_ns = SystemTai.now().as_nanos() + 3_600_000_000_000;
+    behind.schedules.push(open_all("xdp", 7_000_000));
+    std::fs::write(&file, behind.encode_to_vec()).expect("written");
+    let daemon = Daemon::start_in(directory);
+    let mut client = daemon.client().await;
+    let told = link(&mut client).await;
+    assert_eq!(told.operational, behind.schedules[0].schedule);
+    client
+        .install_schedule(open_all("udp", 9_000_000))
+        .await
+        .expect("installed");
+    let left = cycles(&kept());
+    assert!(left.ends_with(&[9_000_000, 7_000_000]), "{left:?}");
+    for (datapath, left) in [("udp", &[7_000_000][..]), ("xdp", &[])] {
+        let datapath = datapath.into();
+        let removed = client
+            .remove_schedule(RemoveScheduleRequest { datapath })
+            .await;
+        assert!(removed.expect("an answer").into_inner().removed);
+        assert_eq!(cycles(&kept()), left);
+    }
 }
