@@ -30,10 +30,16 @@ const UNRESOLVED: i64 = 10_000_000;
 pub struct Key {
     /// The receiver.
     pub destination: SocketAddr,
-    /// The source address that the send names.
+    /// The source address that the send names or the socket has; `None`: by route.
     pub source: Option<IpAddr>,
-    /// The interface that it names.
-    pub interface: Option<u32>,
+    /// The socket's port.
+    pub port: u16,
+    /// The interface that the send names or the socket has, 0: by route.
+    pub interface: u32,
+    /// `SO_MARK`.
+    pub mark: u32,
+    /// It has a checksum.
+    pub checksum: bool,
     /// DSCP and ECN.
     pub traffic_octet: u8,
     /// Hops.
@@ -132,37 +138,11 @@ pub fn find(
     if destination.ip().is_loopback() || destination.ip().is_unspecified() {
         return kernel(Reason::Local);
     }
-    let bound = options.udp.local;
-    let own = |address: &SocketAddr| {
-        (!address.ip().is_unspecified() && address.is_ipv4() == destination.is_ipv4())
-            .then_some(address.ip())
-    };
-    let named = key.source.or(bound.as_ref().and_then(own));
-    let scope = match destination {
-        SocketAddr::V6(address) => address.scope_id(),
-        SocketAddr::V4(_) => 0,
-    };
-    // As the kernel: the group's interface, or the one for all else.
-    let preferred = match destination.ip().is_multicast() {
-        true => options.udp.multicast_interface,
-        false => options.udp.unicast_interface,
-    };
-    let interface = key.interface.unwrap_or_else(|| {
-        [scope, options.interface, preferred]
-            .into_iter()
-            .find(|interface| *interface != 0)
-            .unwrap_or(0)
-    });
-    let named = named.or(options
-        .udp
-        .multicast_source
-        .filter(|_| destination.ip().is_multicast() && destination.is_ipv4())
-        .map(IpAddr::V4));
     let question = Question {
         destination: destination.ip(),
-        source: named,
-        interface,
-        mark: options.mark,
+        source: key.source,
+        interface: key.interface,
+        mark: key.mark,
         traffic_octet: key.traffic_octet,
     };
     let route = match netlink.route(&question) {
@@ -185,7 +165,7 @@ pub fn find(
         }
         return kernel(Reason::Interface);
     }
-    let Some(address) = named.or(route.source) else {
+    let Some(address) = key.source.or(route.source) else {
         return kernel(Reason::Source);
     };
     if !endpoint.addresses.iter().any(|(own, _)| *own == address) {
@@ -230,15 +210,14 @@ pub fn find(
     };
     // Whom the runtime knows by itself need not be asked.
     let to_be_asked = to_be_asked.filter(|_| via.is_some());
-    let port = bound.map_or(0, |bound| bound.port());
     let headers = Headers::new(&Flow {
         source_mac: endpoint.mac,
         destination_mac: mac,
-        source: (address, port).into(),
+        source: (address, key.port).into(),
         destination,
         traffic_octet: key.traffic_octet,
         hop_limit: key.hop_limit,
-        checksum: !options.udp.no_checksum,
+        checksum: key.checksum,
     });
     let Some(headers) = headers else {
         return kernel(Reason::Malformed); // Without a hop to take.

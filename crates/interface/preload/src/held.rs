@@ -2,9 +2,11 @@
 //! tables (`unres_qlen` of `ip-sysctl`): what has a launch time is not sent at once for want of an address.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 
 use takt::TaiTime;
 
+use crate::destination::Key;
 use crate::transmit::Request;
 
 /// Messages of a socket that may wait. The kernel keeps about as many for each neighbour.
@@ -12,8 +14,8 @@ const MOST: usize = 64;
 
 /// A message that waits.
 pub struct Waiting {
-    /// The address that it is for; empty: the socket's peer.
-    pub name: Vec<u8>,
+    /// Where it goes, whatever becomes of the socket meanwhile.
+    pub key: Key,
     /// Its content.
     pub payload: Vec<u8>,
     /// What it asks for.
@@ -38,14 +40,15 @@ impl Held {
     }
 
     /// Whether there is one for this address.
-    pub fn has(&self, name: &[u8]) -> bool {
-        self.0.iter().any(|waiting| waiting.name == name)
+    pub fn has(&self, destination: SocketAddr) -> bool {
+        let mut all = self.0.iter();
+        all.any(|waiting| waiting.key.destination == destination)
     }
 
     /// Whether there is one for this address among so many last ones.
-    pub fn last_has(&self, count: usize, name: &[u8]) -> bool {
+    pub fn last_has(&self, count: usize, destination: SocketAddr) -> bool {
         let mut last = self.0.iter().rev().take(count);
-        last.any(|waiting| waiting.name == name)
+        last.any(|waiting| waiting.key.destination == destination)
     }
 
     /// Keeps a message.

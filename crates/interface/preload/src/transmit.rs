@@ -4,7 +4,7 @@
 //! it.
 
 use std::ffi::c_int;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use libc::{iovec, msghdr};
 use takt::grid::When;
@@ -180,9 +180,9 @@ impl Message {
         &self.bytes[self.name..self.name + self.control]
     }
 
-    fn content(&self) -> Content<'_> {
+    fn content<'m>(&'m self, to: To<'m>) -> Content<'m> {
         Content {
-            name: self.name(),
+            to,
             parts: &self.parts,
             total: self.total,
         }
@@ -191,10 +191,17 @@ impl Message {
 
 /// What becomes a frame: of a message of the program's, or of one that has waited.
 struct Content<'m> {
-    /// The address that it is for; empty: the socket's peer.
-    name: &'m [u8],
+    to: To<'m>,
     parts: &'m [iovec],
     total: usize,
+}
+
+/// Whom a message is for.
+enum To<'m> {
+    /// Of a UDP socket: where it goes, as the socket was when it was sent.
+    Way(Key),
+    /// Of a packet socket: the address that the program names; empty: none.
+    Link(&'m [u8]),
 }
 
 /// Sends a message on an accelerated socket, if it is ours to send.
@@ -472,28 +479,37 @@ fn attempt(
 ) -> Result<(), Obstacle> {
     let options = state.options.as_mut().ok_or(Obstacle::Elsewhere)?;
     let request = Request::new(options, message, flags)?;
-    if let Kind::Udp { six } = options.kind {
-        bind_if_needed(socket, fd, options, six)?;
-    }
+    let key = match options.kind {
+        Kind::Udp { six } => {
+            bind_if_needed(socket, fd, options, six)?;
+            Some(key(options, &request.control, message.name(), six)?)
+        }
+        Kind::Frames | Kind::Packets => None,
+    };
     // What is for one address is handed over in the order in which it was sent: what has no time of its own leaves in that order, and a
     // stream that is declared is held to its periods in that order.
-    if state.held.len() != 0 {
+    if let Some(key) = key
+        && state.held.len() != 0
+    {
         hand_over_held(socket, fd, state, inside);
-        if state.held.has(message.name()) {
-            return hold(socket, state, message, request);
+        if state.held.has(key.destination) {
+            return hold(socket, state, message, key, request);
         }
     }
-    let result = hand_over(socket, fd, state, &message.content(), &request, inside);
-    match result {
-        Ok(handed) => {
+    let to = key.map_or(To::Link(message.name()), To::Way);
+    let result = hand_over(socket, fd, state, &message.content(to), &request, inside);
+    match (result, key) {
+        (Ok(handed), _) => {
             finish(socket, state, &request, handed);
             Ok(())
         }
-        Err(Trouble::Obstacle(Obstacle::Unserved(Reason::Neighbour))) if follower::is_running() => {
-            hold(socket, state, message, request)
+        (Err(Trouble::Obstacle(Obstacle::Unserved(Reason::Neighbour))), Some(key))
+            if follower::is_running() =>
+        {
+            hold(socket, state, message, key, request)
         }
-        Err(Trouble::Obstacle(obstacle)) => Err(obstacle),
-        Err(Trouble::Refused(refusal)) => Err(refused(socket, state, refusal)),
+        (Err(Trouble::Obstacle(obstacle)), _) => Err(obstacle),
+        (Err(Trouble::Refused(refusal)), _) => Err(refused(socket, state, refusal)),
     }
 }
 
@@ -502,6 +518,7 @@ fn hold(
     socket: &Socket,
     state: &mut State,
     message: &Message,
+    key: Key,
     mut request: Request,
 ) -> Result<(), Obstacle> {
     if !state.held.has_room() {
@@ -520,7 +537,7 @@ fn hold(
         request.control.number = Some(state.reports.next_number());
     }
     state.held.push(Waiting {
-        name: message.name().to_vec(),
+        key,
         payload,
         request,
         since: launch::now(),
@@ -535,7 +552,7 @@ pub fn hand_over_held(socket: &Socket, fd: c_int, state: &mut State, inside: &In
         let Some(mut waiting) = state.held.pop() else {
             return;
         };
-        if state.held.last_has(kept, &waiting.name) {
+        if state.held.last_has(kept, waiting.key.destination) {
             // Behind one for the same address, though that may have been found just now.
             state.held.push(waiting);
             kept += 1;
@@ -546,7 +563,7 @@ pub fn hand_over_held(socket: &Socket, fd: c_int, state: &mut State, inside: &In
             iov_len: waiting.payload.len(),
         }];
         let content = Content {
-            name: &waiting.name,
+            to: To::Way(waiting.key),
             parts: &parts,
             total: waiting.payload.len(),
         };
@@ -686,9 +703,8 @@ fn hand_over(
 ) -> Result<Handed, Trouble> {
     let options = state.options.as_ref().ok_or(Obstacle::Elsewhere)?;
     let source = source_of(&mut state.source, &mut state.retry_at, inside)?;
-    let plan = match options.kind {
-        Kind::Udp { six } => {
-            let key = key(options, &request.control, content.name, six)?;
+    let plan = match content.to {
+        To::Way(key) => {
             // What is found for the first time is followed from then on.
             let watch = |key, used, found, unknown| {
                 // Before the follower finds it: then it waits for the lock that is held here, and hands over what is kept.
@@ -723,8 +739,8 @@ fn hand_over(
                 }
             }
         }
-        Kind::Frames | Kind::Packets => {
-            let (plan, key, header) = link_plan(options, source, content)?;
+        To::Link(name) => {
+            let (plan, key, header) = link_plan(options, source, name, content)?;
             let now = kernel::monotonic();
             let mtu = match state.stations.known(&key, now) {
                 Some(found) => found,
@@ -886,7 +902,7 @@ impl Plan {
     }
 }
 
-/// Where a datagram is to go.
+/// Where a datagram is to go. All of it that hangs on the socket: what is sent is not changed by what is set later.
 fn key(options: &Options, control: &Control, name: &[u8], six: bool) -> Result<Key, Obstacle> {
     let destination = match name {
         [] => options.udp.peer,
@@ -915,16 +931,38 @@ fn key(options: &Options, control: &Control, name: &[u8], six: bool) -> Result<K
         },
         false => control,
     };
+    let udp = &options.udp;
+    let ip = destination.ip();
+    let own = (!bound.ip().is_unspecified()).then_some(bound.ip());
+    let of_groups = udp
+        .multicast_source
+        .filter(|_| ip.is_multicast() && ip.is_ipv4());
+    let scope = match destination {
+        SocketAddr::V6(address) => address.scope_id(),
+        SocketAddr::V4(_) => 0,
+    };
+    // As the kernel: the group's interface, or the one for all else.
+    let preferred = match ip.is_multicast() {
+        true => udp.multicast_interface,
+        false => udp.unicast_interface,
+    };
+    let interface = control.interface.unwrap_or_else(|| {
+        [scope, options.interface, preferred]
+            .into_iter()
+            .find(|interface| *interface != 0)
+            .unwrap_or(0)
+    });
     Ok(Key {
         destination,
-        source: control.source,
-        interface: control.interface,
+        source: control.source.or(own).or(of_groups.map(IpAddr::V4)),
+        port: bound.port(),
+        interface,
+        mark: options.mark,
+        checksum: !udp.no_checksum,
         traffic_octet: control
             .traffic_octet
-            .unwrap_or_else(|| options.traffic_octet(destination.ip())),
-        hop_limit: control
-            .hop_limit
-            .unwrap_or_else(|| options.hop_limit(destination.ip())),
+            .unwrap_or_else(|| options.traffic_octet(ip)),
+        hop_limit: control.hop_limit.unwrap_or_else(|| options.hop_limit(ip)),
     })
 }
 
@@ -957,9 +995,10 @@ fn bind_if_needed(
 fn link_plan(
     options: &Options,
     source: &Source,
+    name: &[u8],
     message: &Content<'_>,
 ) -> Result<(Plan, Station, usize), Trouble> {
-    let name = match message.name {
+    let name = match name {
         [] => None,
         name => Some(address::parse_link(name).ok_or(Obstacle::Unserved(Reason::Malformed))?),
     };

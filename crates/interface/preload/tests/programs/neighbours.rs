@@ -196,6 +196,31 @@ fn what_waits_for_a_next_hop_is_sent_though_the_descriptor_is_closed_that_was_us
     }
 }
 
+#[test]
+fn what_waits_for_a_next_hop_goes_there_though_its_socket_is_connected_elsewhere() {
+    let mut site = Site::without_daemon();
+    site.start_daemon_without_addresses();
+    let listener = Listener::new(site.there());
+    let [present, _] = site.addresses();
+    let present = present.to_string();
+    let late = present.rsplit_once('.').expect("IPv4").0.to_owned() + ".253";
+    let mut command = site.command(program("reconnected"));
+    command.args([&late, &present]);
+    let running = Running::start(command.env("TAKT_PRELOAD", "required"));
+    let told = until("it is connected elsewhere", || {
+        let (out, _) = running.output();
+        out.contains("elsewhere").then_some(out)
+    });
+    let ports: Vec<u16> = told.split(' ').flat_map(str::parse).collect();
+    let mut answer = site.there().command("ip").expect("the lab is up");
+    answer.args(["address", "add", &format!("{late}/32"), "dev", "eth0"]);
+    ended_well(answer.output());
+    for (text, port) in [(b"first".as_slice(), ports[0]), (b"second", ports[1])] {
+        let (payload, from) = listener.next_in_time();
+        assert_eq!((payload.as_slice(), from.port()), (text, port));
+    }
+}
+
 /// The peer comes back with another hardware address, and says so to nobody.
 #[test]
 fn a_neighbour_whose_hardware_address_has_changed_is_asked_and_found_again() {
