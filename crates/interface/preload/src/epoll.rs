@@ -4,8 +4,11 @@
 //! accelerated, by another thread or through another descriptor are all there, with their events and data. It is asked
 //! when something has changed: at the first wait on a descriptor, after `epoll_ctl` of an accelerated socket, and after
 //! another socket has become one. Registrations for one event, which the kernel uses up, are asked for at each wait.
+//!
+//! The kernel's events say whose they are by the program's data alone. What several registrations have in common tells
+//! none of them from the others: then no event of the kernel's is changed, and ours are added to them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -33,6 +36,8 @@ pub struct Watched {
     fd: c_int,
     events: u32,
     data: u64,
+    /// Other registrations have the same data: whose an event of it is, nobody knows.
+    shared: bool,
     /// How many entries its error queue had had when the kernel was asked: for edges.
     seen: u64,
 }
@@ -70,6 +75,27 @@ pub fn forget(epoll: c_int, inside: &Inside) {
     KNOWN.lock(inside).remove(&epoll);
 }
 
+/// What a descriptor watches of others than accelerated sockets has changed: whether those are told apart from it by their
+/// data may have, too. `data` is what it is watched with, if it is.
+pub fn other_changed(epoll: c_int, data: impl FnOnce() -> Option<u64>) {
+    if !ANY.load(Ordering::Relaxed) || process::is_borrowed() {
+        return;
+    }
+    process::inside(|inside| {
+        let mut known = KNOWN.lock(inside);
+        let Some(all) = known.get(&epoll) else {
+            return;
+        };
+        let data = data();
+        if all
+            .iter()
+            .any(|watched| watched.shared || data == Some(watched.data))
+        {
+            known.remove(&epoll);
+        }
+    });
+}
+
 /// Any descriptor may watch more accelerated sockets than before.
 pub fn forget_all(inside: &Inside) {
     KNOWN.lock(inside).clear();
@@ -92,11 +118,7 @@ pub fn watched(epoll: c_int, inside: &Inside) -> Vec<Watched> {
         return Vec::new();
     };
     let accelerated = |watched: &Watched| table::lookup(watched.fd).is_some();
-    let watched: Vec<Watched> = text
-        .lines()
-        .filter_map(registration)
-        .filter(accelerated)
-        .collect();
+    let watched: Vec<Watched> = registrations(&text).filter(accelerated).collect();
     let telling = watched.iter().filter_map(telling).collect();
     // Of registrations for one event, `registration` leaves out those that were used up.
     let used_up = |line| one_shot(line).is_some_and(|fd| table::lookup(fd).is_some());
@@ -112,20 +134,38 @@ pub fn watched(epoll: c_int, inside: &Inside) -> Vec<Watched> {
 
 /// The descriptor of a line that is a registration for one event.
 fn one_shot(line: &str) -> Option<c_int> {
-    let mut words = line.split_ascii_whitespace();
-    let mut field = |name| (words.next()? == name).then(|| words.next()).flatten();
-    let fd = field("tfd:")?.parse().ok()?;
-    let events = u32::from_str_radix(field("events:")?, 16).ok()?;
+    let (fd, events, _) = fields(line)?;
     (events & libc::EPOLLONESHOT as u32 != 0).then_some(fd)
 }
 
-/// A line of the form `tfd: 5 events: 19 data: 5 …`, the last two hexadecimal.
-fn registration(line: &str) -> Option<Watched> {
+/// The registrations that may tell something, and whether they share their data with others.
+fn registrations(text: &str) -> impl Iterator<Item = Watched> {
+    // Those that were used up, too: the kernel may have told of them just now.
+    let mut data: HashMap<u64, usize> = HashMap::new();
+    for (_, _, of_one) in text.lines().filter_map(fields) {
+        *data.entry(of_one).or_default() += 1;
+    }
+    text.lines()
+        .filter_map(registration)
+        .map(move |one| Watched {
+            shared: data.get(&one.data).is_some_and(|count| *count > 1),
+            ..one
+        })
+}
+
+/// Descriptor, events and data of a line of the form `tfd: 5 events: 19 data: 5 …`, the last two hexadecimal.
+fn fields(line: &str) -> Option<(c_int, u32, u64)> {
     let mut words = line.split_ascii_whitespace();
     let mut field = |name| (words.next()? == name).then(|| words.next()).flatten();
     let fd = field("tfd:")?.parse().ok()?;
     let events = u32::from_str_radix(field("events:")?, 16).ok()?;
     let data = u64::from_str_radix(field("data:")?, 16).ok()?;
+    Some((fd, events, data))
+}
+
+/// The registration of a line, if it may tell something.
+fn registration(line: &str) -> Option<Watched> {
+    let (fd, events, data) = fields(line)?;
     // A registration for one event that was told is good for nothing until it is made anew. What `disarm` leaves
     // of one are the two events that cannot be left out.
     let always = match events & libc::EPOLLONESHOT as u32 {
@@ -136,6 +176,7 @@ fn registration(line: &str) -> Option<Watched> {
         fd,
         events,
         data,
+        shared: false,
         seen: 0,
     })
 }
@@ -173,7 +214,7 @@ pub unsafe fn merge(
         }
         // SAFETY: that many are written.
         let told = unsafe { std::slice::from_raw_parts_mut(events, ready) };
-        match told.iter_mut().find(|event| event.u64 == watched.data) {
+        match place(watched, told).map(|at| &mut told[at]) {
             Some(event) => event.events |= tells,
             None if ready < count as usize => {
                 let event = epoll_event {
@@ -211,7 +252,7 @@ unsafe fn merge_room(
     }
     // SAFETY: that many are written.
     let told = unsafe { std::slice::from_raw_parts_mut(events, ready) };
-    let place = told.iter().position(|event| event.u64 == watched.data);
+    let place = place(watched, told);
     // What cannot be told now is not taken note of.
     if place.is_none() && ready >= count as usize {
         return ready;
@@ -249,6 +290,12 @@ unsafe fn merge_room(
     }
 }
 
+/// Where a registration's event is, if that can be told.
+fn place(watched: &Watched, told: &[epoll_event]) -> Option<usize> {
+    let position = || told.iter().position(|event| event.u64 == watched.data);
+    (!watched.shared).then(position).flatten()
+}
+
 /// A registration for one event is used up, or was not after all.
 fn arm(epoll: c_int, watched: &Watched, events: u32) {
     let mut event = epoll_event {
@@ -270,6 +317,17 @@ mod tests {
         let watched = registration(line).expect("a registration");
         assert_eq!((watched.fd, watched.events), (5, 0x1d));
         assert_eq!(watched.data, 0xdead_beef_0000_0005);
+    }
+
+    #[test]
+    fn data_of_several_registrations_tells_none_of_them_from_the_others() {
+        // The last one was used up.
+        let text = "pos:\t0\ntfd: 5 events: 1d data: a\ntfd: 6 events: 1d data: b\ntfd: 7 events: 1d data: a\n\
+                    tfd: 8 events: 1d data: c\ntfd: 9 events: 40000000 data: c\n";
+        let shared: Vec<_> = registrations(text)
+            .map(|one| (one.fd, one.shared))
+            .collect();
+        assert_eq!(shared, [(5, true), (6, false), (7, true), (8, true)]);
     }
 
     #[test]

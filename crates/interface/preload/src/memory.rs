@@ -68,6 +68,8 @@ unsafe impl Raw for libc::timeval {}
 unsafe impl Raw for crate::abi::SockTxtime {}
 // SAFETY: an integer.
 unsafe impl Raw for libc::socklen_t {}
+// SAFETY: integers.
+unsafe impl Raw for libc::epoll_event {}
 // SAFETY: a name, and a union of integers and pointers.
 unsafe impl Raw for libc::ifreq {}
 

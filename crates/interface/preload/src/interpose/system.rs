@@ -190,9 +190,7 @@ unsafe fn ours(number: c_long, arguments: [c_long; 6]) -> Option<c_long> {
             libc::SYS_epoll_pwait2 if waits(e, f) => {
                 uncancelled(|| wait::epoll_pwait2(fd, b as _, c as _, d as _, e as _).into())
             }
-            libc::SYS_epoll_ctl if table::lookup(c as c_int).is_some() => {
-                wait::epoll_ctl(fd, b as _, c as _, d as _).into()
-            }
+            libc::SYS_epoll_ctl => wait::epoll_ctl(fd, b as _, c as _, d as _).into(),
             libc::SYS_socket => sockets::socket(a as _, b as _, c as _).into(),
             libc::SYS_bind if is_ours() => sockets::bind(fd, b as _, c as _).into(),
             libc::SYS_connect if is_ours() => {

@@ -302,8 +302,18 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
 ) -> c_int {
     // SAFETY: the program's call.
     let result = unsafe { real::epoll_ctl(epoll, operation, fd, event) };
-    if result == 0 && table::lookup(fd).is_some() {
+    if result != 0 {
+        return result;
+    }
+    if table::lookup(fd).is_some() {
         process::inside(|inside| crate::epoll::forget(epoll, inside));
+    } else {
+        // The kernel has read it just now.
+        let data = || match operation {
+            libc::EPOLL_CTL_DEL => None,
+            _ => memory::read(event).ok().map(|event| event.u64),
+        };
+        crate::epoll::other_changed(epoll, data);
     }
     result
 }

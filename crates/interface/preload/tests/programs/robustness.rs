@@ -203,3 +203,11 @@ fn programs_that_wait_for_room_are_told_of_it_and_signals_interrupt_a_send() {
     let output = site.command(program("edges")).arg(address).output();
     assert_eq!(ended_well(output), ("room\n".into(), String::new()));
 }
+
+#[test]
+fn what_an_epoll_descriptor_watches_with_the_same_data_is_not_mistaken_for_each_other() {
+    let site = Site::new();
+    let address = site.addresses()[0].to_string();
+    let output = site.command(program("shared")).arg(address).output();
+    assert_eq!(ended_well(output), ("apart\n".into(), String::new()));
+}
