@@ -10,14 +10,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
 use libc::epoll_event;
 
+use crate::kernel;
+use crate::own::Own;
 use crate::process::{self, Inside};
 use crate::readiness::{self, Room};
 use crate::real;
-use crate::socket::ForkLock;
+use crate::socket::{self, ForkLock};
 use crate::table;
 
 /// `EPOLLERR`.
@@ -47,9 +51,15 @@ static KNOWN: ForkLock<BTreeMap<c_int, Vec<Watched>>> = ForkLock::new(BTreeMap::
 /// Epoll descriptors of which that is remembered.
 const MOST: usize = 256;
 
-/// In a forked child: other descriptors, perhaps.
+/// In a forked child: other descriptors, perhaps, and no other threads. The bell is the parent's.
 pub fn after_fork() {
     KNOWN.forget(BTreeMap::new());
+    WAITING.iter().for_each(|threads| {
+        if threads.load(Ordering::Relaxed) != 0 {
+            threads.store(0, Ordering::Relaxed);
+        }
+    });
+    BELL.store(-1, Ordering::Relaxed);
 }
 
 /// Whether anything is remembered.
@@ -73,6 +83,7 @@ pub fn all_closed() {
 /// What a descriptor watches has changed.
 pub fn forget(epoll: c_int, inside: &Inside) {
     KNOWN.lock(inside).remove(&epoll);
+    changed();
 }
 
 /// What a descriptor watches of others than accelerated sockets has changed: whether those are told apart from it by their
@@ -92,6 +103,7 @@ pub fn other_changed(epoll: c_int, data: impl FnOnce() -> Option<u64>) {
             .any(|watched| watched.shared || data == Some(watched.data))
         {
             known.remove(&epoll);
+            changed();
         }
     });
 }
@@ -99,10 +111,174 @@ pub fn other_changed(epoll: c_int, data: impl FnOnce() -> Option<u64>) {
 /// Any descriptor may watch more accelerated sockets than before.
 pub fn forget_all(inside: &Inside) {
     KNOWN.lock(inside).clear();
+    changed();
+}
+
+/// How often something has changed of what waits have to look at.
+static CHANGES: AtomicU32 = AtomicU32::new(0);
+
+/// What is watched has changed, or which sockets may have something to tell.
+pub fn changed() {
+    CHANGES.fetch_add(1, Ordering::AcqRel);
+}
+
+/// What a wait has to look at, as it changes while it waits.
+pub struct Watching {
+    watched: Vec<Watched>,
+    /// When it was found out.
+    changes: u32,
+}
+
+impl Watching {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Self {
+            watched: Vec::new(),
+            changes: CHANGES.load(Ordering::Acquire).wrapping_sub(1),
+        }
+    }
+
+    /// Finds out anew what has changed.
+    pub fn renew(&mut self, epoll: c_int) {
+        let changes = CHANGES.load(Ordering::Acquire);
+        if changes == self.changes || self.watched.is_empty() && !socket::any_telling() {
+            return;
+        }
+        process::inside(|inside| {
+            let mut watched = watched(epoll, inside);
+            for new in &mut watched {
+                let same = |old: &&Watched| (old.fd, old.data) == (new.fd, new.data);
+                // What another wait has told since this one began, it tells as well.
+                if let Some(old) = self.watched.iter().find(same) {
+                    new.seen = old.seen;
+                }
+            }
+            self.watched = watched;
+            self.changes = changes;
+        });
+    }
+
+    /// What there is.
+    pub fn watched(&self) -> &[Watched] {
+        &self.watched
+    }
+}
+
+/// Threads that wait in the kernel without looking for what it does not know of, by epoll descriptor. Those of higher
+/// numbers are not woken. A thread that is cancelled there stays counted, which costs a bell that nobody hears.
+static WAITING: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
+/// What rings in such a wait: a socket that can always be written to, watched for one event. The program's own
+/// registrations are left as they are: one for one event, made anew at the wrong moment, would be told twice.
+static BELL: AtomicI32 = AtomicI32::new(-1);
+/// Its number in the kernel: the program may have closed it by a call past us, and have its descriptor for another file.
+static BELL_COOKIE: AtomicU64 = AtomicU64::new(0);
+/// It has rung. Its place is what no program has for data.
+static RUNG: AtomicBool = AtomicBool::new(false);
+
+fn bell_data() -> u64 {
+    ptr::from_ref(&RUNG).expose_provenance() as u64
+}
+
+fn waiting(epoll: c_int) -> Option<&'static AtomicU32> {
+    WAITING.get(usize::try_from(epoll).ok()?)
+}
+
+/// A thread is about to wait in the kernel: whoever has something to tell from now on rings.
+pub fn enter(epoll: c_int) {
+    if let Some(threads) = waiting(epoll) {
+        threads.fetch_add(1, Ordering::Relaxed);
+    }
+    // Partner: the fence in `wake`. It sees the thread, or the thread sees what there is to tell.
+    fence(Ordering::SeqCst);
+}
+
+/// It does not wait there any more.
+pub fn leave(epoll: c_int) {
+    if let Some(threads) = waiting(epoll) {
+        let less = |count: u32| count.checked_sub(1);
+        // Of none, in a child that was forked meanwhile.
+        let _ = threads.try_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+}
+
+/// There is something to tell: a thread that waits on an epoll descriptor in the kernel is to look for it. One is enough;
+/// when it waits no more, it wakes another.
+pub fn wake(epoll: c_int) {
+    fence(Ordering::SeqCst); // Partner: `enter`.
+    if waiting(epoll).is_some_and(|threads| threads.load(Ordering::Relaxed) != 0) {
+        ring(epoll);
+    }
+}
+
+/// The same for all epoll descriptors.
+pub fn wake_all() {
+    fence(Ordering::SeqCst); // Partner: `enter`.
+    for (epoll, threads) in WAITING.iter().enumerate() {
+        if threads.load(Ordering::Relaxed) != 0 {
+            ring(epoll as c_int);
+        }
+    }
+}
+
+#[cold]
+fn ring(epoll: c_int) {
+    let errno = process::errno();
+    if let Some(bell) = bell() {
+        RUNG.store(true, Ordering::Release);
+        let mut event = epoll_event {
+            events: (libc::EPOLLOUT | libc::EPOLLONESHOT) as u32,
+            u64: bell_data(),
+        };
+        // Whatever has the number, perhaps no epoll descriptor any more.
+        // SAFETY: the event is there for the calls.
+        unsafe {
+            if real::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, bell, &mut event) != 0 {
+                real::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, bell, &mut event);
+            }
+        }
+    }
+    process::set_errno(errno);
+}
+
+/// The bell's descriptor; `None`: there is none to be had.
+fn bell() -> Option<c_int> {
+    let cookie = |fd| kernel::option::<u64>(fd, libc::SOL_SOCKET, libc::SO_COOKIE).ok();
+    let bell = BELL.load(Ordering::Acquire);
+    if bell >= 0 && cookie(bell) == Some(BELL_COOKIE.load(Ordering::Relaxed)) {
+        return Some(bell);
+    }
+    let new = Own::unix().ok()?;
+    let fd = new.as_raw_fd();
+    // Another thread may make one as well: one is lost then, and what it rings is heard all the same.
+    BELL_COOKIE.store(cookie(fd)?, Ordering::Relaxed);
+    BELL.store(fd, Ordering::Release);
+    std::mem::forget(new);
+    Some(fd)
+}
+
+/// Takes the bell's event out of those that the kernel has told. Returns how many are left, and whether it has rung.
+///
+/// # Safety
+/// The first `ready` events are written.
+pub unsafe fn take_bell(events: *mut epoll_event, ready: c_int) -> (c_int, bool) {
+    if ready <= 0 || !RUNG.load(Ordering::Acquire) {
+        return (ready, false);
+    }
+    // SAFETY: by the caller's promise.
+    let told = unsafe { std::slice::from_raw_parts_mut(events, ready as usize) };
+    let (data, mut left) = (bell_data(), 0);
+    for at in 0..told.len() {
+        let event = told[at];
+        if event.u64 != data {
+            told[left] = event;
+            left += 1;
+        }
+    }
+    (left as c_int, left < ready as usize)
 }
 
 /// What an epoll descriptor watches that may have something to tell.
-pub fn watched(epoll: c_int, inside: &Inside) -> Vec<Watched> {
+fn watched(epoll: c_int, inside: &Inside) -> Vec<Watched> {
     let mut known = KNOWN.lock(inside);
     let telling = |watched: &Watched| {
         let socket = table::lookup(watched.fd).filter(|socket| socket.is_telling())?;

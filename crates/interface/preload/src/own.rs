@@ -4,6 +4,7 @@
 use std::ffi::{c_int, c_uint};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::unix::net::UnixDatagram;
 
 use netlink_sys::Socket as NetlinkSocket;
 use takt::descriptors::{Registered, first_registered, is_registered};
@@ -41,7 +42,23 @@ impl Own<NetlinkSocket> {
     /// # Errors
     /// The kernel's.
     pub fn netlink() -> io::Result<Self> {
-        let socket = NetlinkSocket::new(netlink_sys::protocols::NETLINK_ROUTE)?;
+        NetlinkSocket::new(netlink_sys::protocols::NETLINK_ROUTE).map(Self::moved)
+    }
+}
+
+impl Own<UnixDatagram> {
+    /// One of `AF_UNIX` that leads nowhere.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn unix() -> io::Result<Self> {
+        UnixDatagram::unbound().map(Self::moved)
+    }
+}
+
+impl<S: AsRawFd + FromRawFd> Own<S> {
+    /// At a number that programs do not choose.
+    fn moved(socket: S) -> Self {
         let registered = Registered::new(socket.as_raw_fd());
         // SAFETY: no pointers.
         let moved = unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_DUPFD_CLOEXEC, lowest()) };
@@ -51,15 +68,13 @@ impl Own<NetlinkSocket> {
         };
         if moved < 0 {
             // There is no number left: it keeps the one that it has.
-            return Ok(own(registered, socket));
+            return own(registered, socket);
         }
         // SAFETY: made above, and nobody else's.
-        let moved = own(Registered::new(moved), unsafe {
-            NetlinkSocket::from_raw_fd(moved)
-        });
+        let moved = own(Registered::new(moved), unsafe { S::from_raw_fd(moved) });
         drop(registered);
         drop(socket);
-        Ok(moved)
+        moved
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Nothing rings when a frame has left. So while an accelerated socket that may have something to tell, or has
 //! had no room for a send, is among the descriptors, the kernel's wait is cut into slices of a millisecond, and each looks. Every other
-//! wait is the kernel's alone.
+//! wait is the kernel's alone; if it is on an epoll descriptor, it is ended when such a socket comes up meanwhile.
 
 use std::ffi::{c_int, c_short};
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -10,6 +10,7 @@ use std::ptr;
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec};
 
+use crate::epoll::Watching;
 use crate::errors;
 use crate::kernel;
 use crate::process::{self, Inside};
@@ -380,7 +381,10 @@ fn is_readable(set: *const fd_set, fds: usize) -> bool {
     })
 }
 
-/// `epoll_wait` and its kin, by `wait` for as long as it is told. `None`: the kernel's alone.
+/// `epoll_wait` and its kin: `whole` is the program's own call, `wait` the same for so many nanoseconds or without end.
+///
+/// A socket may come to have something to tell while a thread waits in the kernel: then that thread is woken, and looks
+/// from then on.
 ///
 /// # Safety
 /// `events` is writable for `count` events when the kernel could write them.
@@ -388,24 +392,72 @@ pub unsafe fn epoll(
     epoll: c_int,
     events: *mut libc::epoll_event,
     count: c_int,
-    deadline: impl FnOnce() -> Deadline,
-    wait: impl Fn(&timespec) -> c_int,
-) -> Option<c_int> {
-    if !socket::any_telling() || events.is_null() || count <= 0 {
-        return None;
+    deadline: Deadline,
+    whole: impl Fn() -> c_int,
+    wait: impl Fn(Option<i64>) -> c_int,
+) -> c_int {
+    if events.is_null() || count <= 0 {
+        return whole();
     }
-    let prepared = process::inside(|inside| Kept::new(crate::epoll::watched(epoll, inside)))?;
-    let watched = prepared.get();
-    let find = |ready: c_int| {
-        let found = process::inside(|inside| {
-            // SAFETY: the kernel has written the first `ready`, and the rest is writable by the caller.
-            unsafe { crate::epoll::merge(epoll, watched, events, ready, count, inside) }
-        });
-        found.unwrap_or(ready)
+    // As `Kept`.
+    let mut watching = ManuallyDrop::new(Watching::new());
+    let mut first = true;
+    let found = loop {
+        let left = deadline.left();
+        // Before the look at what there is to tell: who has more to tell afterwards finds that this thread waits.
+        crate::epoll::enter(epoll);
+        watching.renew(epoll);
+        let looks = !watching.watched().is_empty();
+        let ready = if looks {
+            crate::epoll::leave(epoll);
+            wait(Some(slice_of(left, first)))
+        } else {
+            let ready = if first { whole() } else { wait(left) };
+            crate::epoll::leave(epoll);
+            ready
+        };
+        if ready < 0 {
+            break ready;
+        }
+        // SAFETY: the kernel has written the first `ready`.
+        let (told, rung) = unsafe { crate::epoll::take_bell(events, ready) };
+        watching.renew(epoll);
+        let found = match watching.watched() {
+            [] => told,
+            watched => {
+                // SAFETY: the first `told` are written, and the rest is writable by the caller.
+                let merge = |inside: &Inside| unsafe {
+                    crate::epoll::merge(epoll, watched, events, told, count, inside)
+                };
+                process::inside(merge).unwrap_or(told)
+            }
+        };
+        let over = match looks {
+            true => left == Some(slice_of(left, first)) && !rung,
+            false => ready == 0,
+        };
+        if found != 0 || over {
+            break found;
+        }
+        // What the kernel says at once, and is not so, it says again at once.
+        if looks && told > 0 && kernel::pause(slice_of(deadline.left(), false)) {
+            process::set_errno(libc::EINTR);
+            break -1;
+        }
+        first = false;
     };
-    let ready = (!watched.is_empty()).then(|| in_slices(deadline(), wait, find));
-    prepared.drop();
-    ready
+    if !watching.watched().is_empty() {
+        // There may be more to tell, and another thread waits for it in the kernel.
+        crate::epoll::wake(epoll);
+        process::inside(|_| drop(ManuallyDrop::into_inner(watching)));
+    }
+    found
+}
+
+/// How long a look waits of what is left: the first one not at all.
+fn slice_of(left: Option<i64>, first: bool) -> i64 {
+    let slice = if first { 0 } else { SLICE };
+    left.map_or(slice, |left| left.min(slice))
 }
 
 #[cfg(test)]

@@ -480,8 +480,12 @@ fn set_telling(flag: &AtomicBool, value: bool) {
     if flag.swap(value, Ordering::Relaxed) != value {
         if value {
             TELLING.fetch_add(1, Ordering::Relaxed);
+            crate::epoll::changed();
+            // Threads that wait already are to look, too.
+            crate::epoll::wake_all();
         } else {
             TELLING.fetch_sub(1, Ordering::Relaxed);
+            crate::epoll::changed();
         }
     }
 }

@@ -202,20 +202,22 @@ pub unsafe extern "C-unwind" fn pselect(
     unsafe { real::pselect(count, read, write, except, timeout, mask) }
 }
 
-/// The kernel's wait on an epoll descriptor for a slice: in milliseconds, which all kernels know.
+/// The kernel's wait on an epoll descriptor for so many nanoseconds, or without end: in milliseconds, which all kernels know.
 ///
 /// # Safety
 /// As `epoll_pwait`'s.
-unsafe fn epoll_slice(
+unsafe fn epoll_for(
     epoll: c_int,
     events: *mut epoll_event,
     count: c_int,
-    time: &timespec,
+    time: Option<i64>,
     mask: *const sigset_t,
 ) -> c_int {
-    let milliseconds = (nanoseconds(time) + 999_999) / 1_000_000;
+    let milliseconds = time.map_or(-1, |time| {
+        c_int::try_from(time.saturating_add(999_999) / 1_000_000).unwrap_or(c_int::MAX)
+    });
     // SAFETY: by the caller's promise.
-    unsafe { real::epoll_pwait(epoll, events, count, milliseconds as c_int, mask) }
+    unsafe { real::epoll_pwait(epoll, events, count, milliseconds, mask) }
 }
 
 /// `epoll_wait(2)`.
@@ -229,14 +231,13 @@ pub unsafe extern "C-unwind" fn epoll_wait(
     count: c_int,
     timeout: c_int,
 ) -> c_int {
-    let deadline = || Deadline::after_milliseconds(timeout);
     // SAFETY: the program's call.
-    let wait = |time: &timespec| unsafe { epoll_slice(epoll, events, count, time, ptr::null()) };
+    let whole = || unsafe { real::epoll_wait(epoll, events, count, timeout) };
     // SAFETY: the program's call.
-    unsafe {
-        readiness::epoll(epoll, events, count, deadline, wait)
-            .unwrap_or_else(|| real::epoll_wait(epoll, events, count, timeout))
-    }
+    let wait = |time| unsafe { epoll_for(epoll, events, count, time, ptr::null()) };
+    let deadline = Deadline::after_milliseconds(timeout);
+    // SAFETY: the program's call.
+    unsafe { readiness::epoll(epoll, events, count, deadline, whole, wait) }
 }
 
 /// `epoll_pwait(2)`.
@@ -251,14 +252,13 @@ pub unsafe extern "C-unwind" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    let deadline = || Deadline::after_milliseconds(timeout);
     // SAFETY: the program's call.
-    let wait = |time: &timespec| unsafe { epoll_slice(epoll, events, count, time, mask) };
+    let whole = || unsafe { real::epoll_pwait(epoll, events, count, timeout, mask) };
     // SAFETY: the program's call.
-    unsafe {
-        readiness::epoll(epoll, events, count, deadline, wait)
-            .unwrap_or_else(|| real::epoll_pwait(epoll, events, count, timeout, mask))
-    }
+    let wait = |time| unsafe { epoll_for(epoll, events, count, time, mask) };
+    let deadline = Deadline::after_milliseconds(timeout);
+    // SAFETY: the program's call.
+    unsafe { readiness::epoll(epoll, events, count, deadline, whole, wait) }
 }
 
 /// `epoll_pwait2(2)`.
@@ -274,19 +274,16 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: the program's call.
-    let wait = |time: &timespec| unsafe { epoll_slice(epoll, events, count, time, mask) };
-    if socket::any_telling()
-        && let Some(time) = read_timeout(timeout)
-    {
-        let deadline = || Deadline::after(time);
-        // SAFETY: the program's call.
-        let ready = unsafe { readiness::epoll(epoll, events, count, deadline, wait) };
-        if let Some(ready) = ready {
-            return ready;
-        }
-    }
+    let whole = || unsafe { real::epoll_pwait2(epoll, events, count, timeout, mask) };
     // SAFETY: the program's call.
-    unsafe { real::epoll_pwait2(epoll, events, count, timeout, mask) }
+    let wait = |time| unsafe { epoll_for(epoll, events, count, time, mask) };
+    // A wrong one is the kernel's to refuse.
+    let Some(time) = read_timeout(timeout) else {
+        return whole();
+    };
+    let deadline = Deadline::after(time);
+    // SAFETY: the program's call.
+    unsafe { readiness::epoll(epoll, events, count, deadline, whole, wait) }
 }
 
 /// `epoll_ctl(2)`: what is watched of accelerated sockets is noted.
@@ -305,8 +302,12 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     if result != 0 {
         return result;
     }
-    if table::lookup(fd).is_some() {
+    if let Some(socket) = table::lookup(fd) {
         process::inside(|inside| crate::epoll::forget(epoll, inside));
+        if socket.is_telling() {
+            // Who waits on it already knows nothing of that.
+            crate::epoll::wake(epoll);
+        }
     } else {
         // The kernel has read it just now.
         let data = || match operation {

@@ -211,3 +211,13 @@ fn what_an_epoll_descriptor_watches_with_the_same_data_is_not_mistaken_for_each_
     let output = site.command(program("shared")).arg(address).output();
     assert_eq!(ended_well(output), ("apart\n".into(), String::new()));
 }
+
+#[test]
+fn threads_that_wait_already_are_told_of_what_becomes_ready_by_the_sends_of_others() {
+    let site = Site::new();
+    let address = site.addresses()[0].to_string();
+    let running = Running::start(site.command(program("woken")).arg(address));
+    let all = "room\nan error\nanother error\nroom\n";
+    until("all was told", || (running.output().0 == all).then_some(()));
+    assert_eq!(running.end(), (all.into(), String::new()));
+}
