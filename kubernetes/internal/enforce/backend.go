@@ -112,6 +112,8 @@ type State struct {
 	Threads []ThreadState
 	// Free is how many reservations no thread holds.
 	Free int
+	// Resting is how many of them a thread had less than a period ago: no other one may have them yet.
+	Resting int
 	// Waiting is how many threads have no reservation for the moment, because the kernel has no room for it.
 	Waiting int
 	// Starting says that the container still runs as ordinary threads, as the grant wants it at the beginning.

@@ -140,7 +140,12 @@ func TestNamedThreadsAreReservedWhenTheyComeAndFreeTheirPlaceWhenTheyGo(t *testi
 		t.Error("threads without a place are reserved")
 	}
 	p.do("rename %s idle", one)
-	state = refresh(t, e)[0]
+	if state = refresh(t, e)[0]; len(state.Threads) == 1 && (state.Resting != 1 || state.LeftOut != 0) {
+		t.Errorf("after a rename: %+v", state)
+	}
+	for len(state.Threads) < 2 {
+		state = refresh(t, e)[0] // the next one has it a period later
+	}
 	if got := holders(state); len(got) != 2 || got[0] != p.outer(three) && got[1] != p.outer(three) || state.LeftOut != 0 {
 		t.Errorf("after a rename: %v, left out %d", got, state.LeftOut)
 	}
@@ -270,7 +275,10 @@ func TestAfterARestartOfTheAgentTheSameThreadsHoldTheReservations(t *testing.T) 
 		t.Fatal(err)
 	}
 	p.do("rename %d idle", innerID(first))
-	younger := holders(refresh(t, before)[0])
+	var younger []int
+	for len(younger) < 2 {
+		younger = holders(refresh(t, before)[0])
+	}
 	p.do("rename %d worker", innerID(first))
 	all, err := m.list()
 	if err != nil {
@@ -511,7 +519,11 @@ func TestThreadsAskThroughTheSocket(t *testing.T) {
 	if got := policy(t, p.outer(first)); got.Policy != sched.Other {
 		t.Errorf("first has %+v", got)
 	}
-	if got := p.do("reserve %s", second); !strings.HasPrefix(got, "ok ") {
+	got := p.do("reserve %s", second)
+	for strings.Contains(got, "error the reservation that is left was another thread's less than a period ago: ask again in ") {
+		got = p.do("reserve %s", second)
+	}
+	if !strings.HasPrefix(got, "ok ") {
 		t.Errorf("second is told %q", got)
 	}
 
@@ -534,6 +546,81 @@ func TestThreadsAskThroughTheSocket(t *testing.T) {
 		if err != nil || !strings.HasPrefix(got, "error ") || !strings.Contains(got, want) {
 			t.Errorf("%q is answered %q, %v", request, got, err)
 		}
+	}
+}
+
+// Threads that pass a reservation on have its runtime once in a period, all together: each of them would begin with all
+// of it.
+func TestAReservationThatIsPassedOnIsGivenOnceInAPeriod(t *testing.T) {
+	const period = 100 * ms
+	p := begin(t)
+	e := enforce(t, Deadline{}, p,
+		grant("asked", 2*ms, period, 1, reservation.Threads{Select: reservation.SelectAsk}), grant("named", 2*ms, period, 1, named("control")))
+	first, second := atoi(t, p.do("thread idle")), atoi(t, p.do("thread idle"))
+	began, given := time.Now(), 0
+	for time.Since(began) < 5*period {
+		for _, thread := range []int{first, second} {
+			if _, err := e.Ask(p.cmd.Process.Pid, thread); err == nil {
+				given++
+				if err := e.Return(p.cmd.Process.Pid, thread); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if most := int(time.Since(began)/period) + 1; given == 0 || given > most {
+		t.Errorf("asked for, it was given %d times in %d periods", given, most)
+	}
+	// The same by names, and by threads that end.
+	began, given = time.Now(), 0
+	for time.Since(began) < 5*period {
+		thread := p.do("thread control")
+		if len(refresh(t, e)[1].Threads) == 1 {
+			given++
+		}
+		if given%2 == 0 {
+			p.do("rename %s idle", thread)
+			refresh(t, e)
+		}
+		p.do("end %s", thread)
+		refresh(t, e)
+	}
+	if most := int(time.Since(began)/period) + 1; given == 0 || given > most {
+		t.Errorf("by name, it was given %d times in %d periods", given, most)
+	}
+}
+
+// A thread that has left SCHED_DEADLINE and gets it back has no more of the period for it.
+func TestAThreadWhoseReservationIsRestoredHasNoMoreOfItsPeriod(t *testing.T) {
+	const runtime, period = 20 * ms, 2000 * ms
+	p := begin(t)
+	id := p.do("thread control")
+	tid := p.outer(id)
+	e := enforce(t, Deadline{}, p, grant("a", runtime, period, 1, named("control")))
+	p.do("spin %s", id)
+	usage := func() sched.Usage {
+		usage, err := sched.Thread{Process: p.cmd.Process.Pid, TID: tid}.Usage()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return usage
+	}
+	for !usage().Exhausted {
+		time.Sleep(ms)
+	}
+	began := time.Now()
+	if err := sched.Set(tid, sched.Attr{Policy: sched.Other}); err != nil {
+		t.Fatal(err)
+	}
+	refresh(t, e)
+	before := usage().CPU
+	time.Sleep(200 * ms)
+	ran := usage().CPU - before
+	if within := time.Since(began); within > period/2 {
+		t.Skipf("too slow a machine: the next period may have begun in %s", within)
+	}
+	if ran > runtime/2 {
+		t.Errorf("it had used its runtime up, and ran for %s more when it had it back", time.Duration(ran))
 	}
 }
 
@@ -582,6 +669,9 @@ func TestSeatsFollowTheRules(t *testing.T) {
 			grants = append(grants, grant(strconv.Itoa(i), 2*ms, 20*ms, m, rule))
 		}
 		all := newSeats(grants)
+		for _, s := range all {
+			s.rest = 0 // who follows whom
+		}
 		threads := []sched.Thread{{TID: 1, Start: 1, Name: "a"}}
 		born := uint64(1)
 		for range rapid.IntRange(1, 10).Draw(t, "steps") {
@@ -606,7 +696,10 @@ func TestSeatsFollowTheRules(t *testing.T) {
 				i := rapid.IntRange(0, len(threads)-1).Draw(t, "renamed")
 				threads[i].Name = rapid.SampledFrom([]string{"a2", "b2", "c"}).Draw(t, "name")
 			}
-			_, sit := plan(all, threads)
+			for _, m := range leave(all, threads) {
+				m.seats.leave(m.at)
+			}
+			sit := choose(all, threads)
 			for _, m := range sit {
 				if m.seats.held[m.at].taken {
 					t.Fatalf("place %d of %s is given twice", m.at, m.seats.grant.Key)

@@ -147,6 +147,7 @@ func (g *Group) Enforce(c Container, grants []Grant) (Enforcement, error) {
 	}
 	all := newSeats(grants)
 	for _, s := range all {
+		s.rest = 0 // what threads pass on is a priority: the runtime is the group's
 		if s.grant.Parameters.Threads.Select == "" {
 			// The first thread hands its policy on to all that it creates.
 			s.grant.Parameters.Threads.Select, s.held = reservation.SelectFirst, s.held[:1]

@@ -163,11 +163,11 @@ func TestAThreadThatAskedAndWaitsForRoomKeepsItsPlace(t *testing.T) {
 	if all[0].state().Waiting != 1 {
 		t.Errorf("state is %+v", all[0].state())
 	}
-	if _, sit := plan(all, []sched.Thread{thread}); len(sit) != 1 || sit[0].thread != thread {
+	if sit := choose(all, []sched.Thread{thread}); len(sit) != 1 || sit[0].thread != thread {
 		t.Errorf("seated are %v", sit)
 	}
 	// One that has ended waits no more.
-	if _, sit := plan(all, nil); len(sit) != 0 || !all[0].held[0].vacant() {
+	if sit := choose(all, nil); len(sit) != 0 || !all[0].held[0].vacant() {
 		t.Errorf("seated are %v", sit)
 	}
 }

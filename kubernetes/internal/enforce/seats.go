@@ -11,8 +11,11 @@ import (
 
 // seats are the m reservations of one grant and who holds them.
 type seats struct {
-	grant    Grant
-	held     []seat
+	grant Grant
+	held  []seat
+	// rest is how long a reservation is left alone when a thread has had it: its period. The next thread would have the
+	// runtime anew at once, and a pool of threads that pass it on would have it many times in a period.
+	rest     time.Duration
 	restored int
 	revived  int
 	leftOut  int
@@ -26,6 +29,8 @@ type seats struct {
 type seat struct {
 	thread sched.Thread
 	taken  bool
+	// notBefore is when another thread may have it.
+	notBefore time.Time
 	// busy is since when the kernel has had no room for the reservation; zero while it has.
 	busy time.Time
 	// missing are the CPUs that the thread may not run on any more, and should.
@@ -41,10 +46,21 @@ type seat struct {
 // vacant says that nobody has the reservation or waits for it.
 func (s *seat) vacant() bool { return !s.taken && s.busy.IsZero() }
 
+// rests says that a reservation which is vacant may not be given yet.
+func (s *seat) rests() bool { return s.vacant() && time.Now().Before(s.notBefore) }
+
+// leave takes note that a thread has a reservation no more, however that came. The kernel may have given it the runtime
+// a moment ago, so that it counts from now.
+func (s *seats) leave(at int) {
+	if s.held[at].taken {
+		s.held[at].taken, s.held[at].notBefore = false, time.Now().Add(s.rest)
+	}
+}
+
 func newSeats(grants []Grant) []*seats {
 	all := make([]*seats, 0, len(grants))
 	for _, grant := range grants {
-		s := &seats{grant: grant, restored: grant.Restored}
+		s := &seats{grant: grant, restored: grant.Restored, rest: time.Duration(grant.Parameters.Period)}
 		for _, core := range grant.Cores {
 			s.held = append(s.held, seat{core: core})
 		}
@@ -71,10 +87,9 @@ func (s *seats) matches(thread sched.Thread, index int) bool {
 	return false // those that ask are seated when they do
 }
 
-// plan says what has to change so that the rules hold for the threads that are there: who loses a
-// reservation (dead threads are dropped without a word) and who gets one. A thread holds at most one.
-func plan(all []*seats, threads []sched.Thread) (stand, sit []move) {
-	seated := map[int]bool{}
+// leave says who loses a reservation, so that the rules hold for the threads that are there: dead threads are dropped
+// without a word.
+func leave(all []*seats, threads []sched.Thread) (stand []move) {
 	for _, s := range all {
 		for i := range s.held {
 			if !s.held[i].taken {
@@ -88,14 +103,24 @@ func plan(all []*seats, threads []sched.Thread) (stand, sit []move) {
 			}
 			switch {
 			case index < 0:
-				s.held[i].taken = false
+				s.leave(i)
 			case s.grant.Parameters.Selection() == reservation.SelectName && !s.matches(threads[index], index):
-				// The place is free for another thread at once: who stands up does so first.
-				s.held[i].taken = false
 				stand = append(stand, move{s, i, threads[index]})
 			default:
 				s.held[i].thread = threads[index]
-				seated[threads[index].TID] = true
+			}
+		}
+	}
+	return stand
+}
+
+// choose says who gets a reservation that nobody has. A thread holds at most one.
+func choose(all []*seats, threads []sched.Thread) (sit []move) {
+	seated := map[int]bool{}
+	for _, s := range all {
+		for i := range s.held {
+			if s.held[i].taken {
+				seated[s.held[i].thread.TID] = true
 			}
 		}
 	}
@@ -118,13 +143,19 @@ func plan(all []*seats, threads []sched.Thread) (stand, sit []move) {
 	}
 	for _, s := range all {
 		s.leftOut = 0
-		next := 0
+		next, rest := 0, 0
 		for index, thread := range threads {
 			if s.starting || seated[thread.TID] || !s.matches(thread, index) {
 				continue
 			}
-			for next < len(s.held) && !s.held[next].vacant() {
-				next++
+			for ; next < len(s.held) && (!s.held[next].vacant() || s.held[next].rests()); next++ {
+				if s.held[next].rests() {
+					rest++
+				}
+			}
+			if next == len(s.held) && rest > 0 {
+				rest-- // it is the next one's of those that rest
+				continue
 			}
 			if next == len(s.held) {
 				// That a program has more than m threads is no sign of anything but with a name.
@@ -138,7 +169,7 @@ func plan(all []*seats, threads []sched.Thread) (stand, sit []move) {
 			next++
 		}
 	}
-	return stand, sit
+	return sit
 }
 
 // move is one thread and the reservation it gets or loses.
@@ -153,8 +184,11 @@ func (s *seats) state() State {
 	for _, held := range s.held {
 		if !held.taken {
 			state.Free++
-			if !held.busy.IsZero() {
+			switch {
+			case !held.busy.IsZero():
 				state.Waiting++
+			case held.rests():
+				state.Resting++
 			}
 			continue
 		}

@@ -67,8 +67,7 @@ func (t *threads) refresh(patience time.Duration) ([]State, error) {
 		startup := s.grant.Parameters.Startup
 		s.starting = startup != nil && t.members.init.Age() < time.Duration(*startup)
 	}
-	stand, sit := plan(t.all, present)
-	for _, move := range stand {
+	for _, move := range leave(t.all, present) {
 		if err := t.stand(move); err != nil {
 			return nil, err
 		}
@@ -89,7 +88,7 @@ func (t *threads) refresh(patience time.Duration) ([]State, error) {
 			}
 		}
 	}
-	for _, move := range sit {
+	for _, move := range choose(t.all, present) {
 		if err := t.sit(move); err != nil {
 			if !t.waits(move, err, patience) {
 				return nil, err
@@ -152,7 +151,8 @@ func (t *threads) returnStrays(present []sched.Thread) error {
 	return nil
 }
 
-// restore gives a thread back what it, or someone in its name, has changed.
+// restore gives a thread back what it, or someone in its name, has changed. It gets it at once: the kernel goes on with
+// the runtime and the deadline that this very thread had, as long as the deadline has not passed.
 func (t *threads) restore(s *seats, at int) error {
 	thread := s.held[at].thread
 	if t.free {
@@ -288,7 +288,7 @@ func (t *threads) waits(m move, err error, patience time.Duration) bool {
 
 // sit gives a thread its reservation. A thread that has ended meanwhile is no error.
 func (t *threads) sit(m move) error {
-	m.seats.held[m.at].taken = false
+	m.seats.leave(m.at)
 	if t.place != nil {
 		if err := t.place(m.seats.held[m.at], m.thread); err != nil {
 			return ended(m.thread, err)
@@ -313,7 +313,7 @@ func (t *threads) sit(m move) error {
 
 // stand takes a thread's reservation away.
 func (t *threads) stand(m move) error {
-	m.seats.held[m.at].taken = false
+	m.seats.leave(m.at)
 	err := sched.Drop(m.thread.TID)
 	if err == nil && t.unplace != nil {
 		err = t.unplace(m.thread)
@@ -359,8 +359,12 @@ func (t *threads) Ask(process, inner int) (Grant, error) {
 	if err != nil {
 		return Grant{}, err
 	}
-	plan(t.all, present) // drops the dead
-	taken := 0
+	for _, move := range leave(t.all, present) {
+		if err := t.stand(move); err != nil {
+			return Grant{}, err
+		}
+	}
+	taken, soonest := 0, time.Time{}
 	for _, s := range t.all {
 		for i := range s.held {
 			if s.held[i].taken && same(s.held[i].thread, thread) {
@@ -377,6 +381,12 @@ func (t *threads) Ask(process, inner int) (Grant, error) {
 				taken++
 				continue
 			}
+			if s.held[i].rests() {
+				if soonest.IsZero() || s.held[i].notBefore.Before(soonest) {
+					soonest = s.held[i].notBefore
+				}
+				continue
+			}
 			if err := t.sit(move{s, i, thread}); err != nil {
 				return Grant{}, err
 			}
@@ -385,6 +395,10 @@ func (t *threads) Ask(process, inner int) (Grant, error) {
 			}
 			return s.grant, nil
 		}
+	}
+	if !soonest.IsZero() {
+		return Grant{}, fmt.Errorf("the reservation that is left was another thread's less than a period ago: ask again in %s",
+			max(time.Until(soonest), 0).Round(time.Millisecond)+time.Millisecond)
 	}
 	return Grant{}, fmt.Errorf("all %d reservations for threads that ask are taken: let one return its own, or claim more cores", taken)
 }

@@ -272,7 +272,7 @@ func unheld(state enforce.State) (code, why string) {
 	switch {
 	case state.Waiting > 0:
 		return reasonWaiting, fmt.Sprintf("%d threads have no reservation at the moment: the kernel has no room for it, and is asked again", state.Waiting)
-	case len(state.Threads) > 0 || state.Starting:
+	case len(state.Threads) > 0 || state.Starting || state.Resting > 0:
 		return "", ""
 	}
 	switch p := state.Grant.Parameters; p.Selection() {
