@@ -64,6 +64,12 @@ func TestAContainerThatClaimsANetworkDoesNotStartWithoutTheAgent(t *testing.T) {
 	s.mu.Lock()
 	s.pods = []*api.PodSandbox{pod}
 	s.containers = nil
+	strict := &api.PodSandbox{Id: "strict", Namespace: "default", Name: "strict", Uid: "strict", Annotations: map[string]string{
+		"takt.dev/time-sensitive": "true", "takt.dev/preload": "required", "takt.dev/path": "preload",
+	}}
+	s.pods = append(s.pods, strict)
+	s.containers = append(s.containers, &api.Container{Id: "strict", PodSandboxId: "strict", Name: "main", State: api.ContainerState_CONTAINER_CREATED,
+		Mounts: []*api.Mount{{Source: filepath.Join(s.config.Network.Sockets, "strict"), Destination: containerSockets}}})
 	for id, source := range map[string]string{"seen": filepath.Join(s.config.Network.Sockets, "pod"), "own": "/anywhere", "bare": ""} {
 		ctr := &api.Container{Id: id, PodSandboxId: "pod", Name: id, State: api.ContainerState_CONTAINER_CREATED}
 		if source != "" {
@@ -81,6 +87,10 @@ func TestAContainerThatClaimsANetworkDoesNotStartWithoutTheAgent(t *testing.T) {
 	}
 	if !slices.Equal(passed, []string{"seen"}) {
 		t.Errorf("%q start", passed)
+	}
+	// What the kernel is to refuse it is looked at as by the agent that created it.
+	if err := s.passes("strict"); err == nil || !strings.Contains(err.Error(), codeNoSeccomp) {
+		t.Errorf("one that requires its launch times, without a policy: %v", err)
 	}
 	if err := s.runtime.RemoveContainer(context.Background(), &adaptation.RemoveContainerRequest{Pod: pod, Container: &api.Container{Id: "seen", PodSandboxId: "pod"}}); err != nil {
 		t.Fatal(err)

@@ -272,8 +272,7 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 	adjustment.AddEnv("LD_PRELOAD", libraries)
 	if wish.preload == preloadRequired {
 		adjustment.AddEnv("TAKT_PRELOAD", "required")
-		if !wish.veth() {
-			// Nobody else is there to keep programs that the preload does not see from sending at once.
+		if wish.deniesLaunchTimes() {
 			adjustment.SetLinuxSeccompPolicy(withoutLaunchTimes(ctr.GetLinux().GetSeccompPolicy()))
 			n.denials.add(podOf(sandbox), ctr, reasonNetwork, launchCalls)
 			// Whether the runtime does so is seen by the gate, which containers without a claim do not have else.
@@ -282,6 +281,20 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 		}
 	}
 	return nil
+}
+
+// deniesLaunchTimes says that the kernel is to refuse a container launch times: nobody else is there to keep programs that
+// the preload does not see from sending at once.
+func (w wish) deniesLaunchTimes() bool { return w.preload == preloadRequired && !w.veth() }
+
+// denyAgain remembers what a container that has yet to start is to be denied, and an agent before this one has asked for.
+func (n *Node) denyAgain(sandbox *api.PodSandbox, ctr *api.Container) {
+	if _, known := n.denials.of(ctr.GetId()); known || !n.hasSockets(ctr) {
+		return
+	}
+	if wish, err := n.wishes(sandbox.GetAnnotations(), ctr.GetName()); err == nil && wish.deniesLaunchTimes() {
+		n.denials.add(podOf(sandbox), ctr, reasonNetwork, launchCalls)
+	}
 }
 
 // hasSockets says that a container was given the sockets of its pod by an agent. Whatever else is mounted there is the

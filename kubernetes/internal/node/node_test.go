@@ -383,17 +383,51 @@ func TestWithoutTheAgentNothingStartsAndWhatRunsIsKept(t *testing.T) {
 		err := unseen.start()
 		return err != nil && strings.Contains(err.Error(), "created again")
 	})
-	if err := waiting.gate(); err != nil {
+	// One that was created and not started may have come past this agent: the kubelet creates it anew.
+	if err := waiting.gate(); err == nil || !strings.Contains(err.Error(), "has not seen") {
+		t.Errorf("the gate says of the container that had to wait %v", err)
+	}
+	if !waiting.dead() {
+		t.Error("its process waits on")
+	}
+	waiting.remove()
+	anew := s.mustCreate("pod", "second", "idle", otherEnv)
+	if err := anew.gate(); err != nil {
 		t.Errorf("the gate says %v", err)
 	}
-	if got := waiting.policy(); got != reserved {
+	if got := anew.policy(); got != reserved {
 		t.Errorf("the container that had to wait has %+v", got)
 	}
 	running.remove()
-	waiting.remove()
+	anew.remove()
 	s.unprepare(claim)
 	s.unprepare(other)
 	s.empty()
+}
+
+// What begins nothing begins nothing either when the container was created while the agent was away.
+func TestWhatWasCreatedWhileTheAgentWasAwayIsNotStarted(t *testing.T) {
+	s := newSite(t)
+	env := s.ready(s.claim("claim", strings.TrimSuffix(plain, "}")+`,"changes":"deny"}`, nil))
+	s.stop()
+	unasked, err := s.create("pod", "main", "idle", env)
+	if err != nil {
+		unasked = s.mustCreate("pod", "main", "idle", env) // the runtime has noticed that nobody is there
+	}
+	unasked.ctr.Pid = 0 // as containerd has it until the start
+	s.startAgent()
+	if err := unasked.gate(); err == nil || !strings.Contains(err.Error(), "has not seen") {
+		t.Errorf("the gate says %v", err)
+	}
+	if err := unasked.start(); err == nil || !strings.Contains(err.Error(), "created again") {
+		t.Errorf("the plugin says %v", err)
+	}
+	if got := unasked.policy(); got.Policy != sched.Other {
+		t.Errorf("it has %+v", got)
+	}
+	if err := s.mustCreate("pod", "main", "idle", env).gate(); err != nil {
+		t.Errorf("created anew: %v", err)
+	}
 }
 
 func TestAContainerWhoseRecordIsLostIsEnded(t *testing.T) {

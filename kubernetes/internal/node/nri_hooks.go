@@ -107,11 +107,18 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 				continue
 			}
 		}
+		if ctr.GetState() == api.ContainerState_CONTAINER_CREATED {
+			n.denyAgain(sandbox, ctr)
+			if reserved && !n.knows(ctr.GetId()) {
+				n.leaveUnknown(ctx, pod, ctr)
+			}
+			continue
+		}
 		if !reserved {
 			continue
 		}
 		c, err := n.admit(ctx, pod, ctr, false)
-		if err == nil && ctr.GetState() == api.ContainerState_CONTAINER_RUNNING {
+		if err == nil {
 			err = n.enforce(ctx, c, int(ctr.GetPid()))
 		}
 		if errors.Is(err, enforce.ErrGone) {
@@ -149,6 +156,27 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 	n.setConnected(true)
 	go n.sweep(context.WithoutCancel(ctx))
 	return nil, nil
+}
+
+// knows says that this agent has seen a container being created, or taken it back.
+func (n *Node) knows(id string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.containers[id] != nil
+}
+
+// leaveUnknown leaves a container alone that was created, and not by this agent's leave: whatever it would have been
+// refused for, or given, it may have come past. The gate lets it not start, and the kubelet creates it anew. Some runtimes have
+// a process for it already, which an earlier agent may have given a reservation: that one is ended.
+func (n *Node) leaveUnknown(ctx context.Context, pod Pod, ctr *api.Container) {
+	logger := klog.FromContext(ctx)
+	logger.Info("A container was created while this agent was away, it does not start", "pod", klog.KRef(pod.Namespace, pod.Name), "container", ctr.GetName())
+	if ctr.GetPid() == 0 {
+		return
+	}
+	if err := kill(int(ctr.GetPid()), 0); err != nil {
+		logger.Error(err, "Cannot end the container")
+	}
 }
 
 // endWithoutRuntime ends a container of a time-sensitive pod that came while the agent was away: the kubelet starts it
@@ -261,7 +289,6 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 			policy = ctr.GetLinux().GetSeccompPolicy()
 		}
 		adjustment.SetLinuxSeccompPolicy(withoutPolicyCalls(policy))
-		n.denials.add(pod, ctr, reasonRefused, policyCalls)
 	}
 	return adjustment, nil, nil
 }
@@ -433,7 +460,7 @@ func (p *nriPlugin) StartContainer(ctx context.Context, sandbox *api.PodSandbox,
 	c := n.containers[ctr.GetId()]
 	n.mu.Unlock()
 	if c == nil {
-		return fmt.Errorf("container %s was created while %s was away: it has to be created again", ctr.GetName(), PluginName)
+		return fmt.Errorf("container %s was created before this %s began, or while it was away: it has to be created again", ctr.GetName(), PluginName)
 	}
 	return n.enforce(ctx, c, int(ctr.GetPid()))
 }

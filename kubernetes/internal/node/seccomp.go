@@ -33,8 +33,9 @@ var architectures = map[string][]string{
 // launchCalls are those by which the kernel could be told of launch times.
 var launchCalls = []string{"setsockopt", "io_uring_setup"}
 
-// denials are the calls that containers which have been created are to be denied. Container runtimes whose NRI does not know of
-// seccomp policies leave out what they are asked for, and say nothing.
+// denials are the calls that containers without a reservation which have been created are to be denied; what those with one
+// are, their grants say. Container runtimes whose NRI does not know of seccomp policies leave out what they are asked for,
+// and say nothing.
 type denials struct {
 	mu  sync.Mutex
 	all map[string]denial
@@ -72,8 +73,12 @@ func (d *denials) remove(id string) {
 }
 
 // checkDenials refuses a container whose policy, as it was given to the kernel's side, allows what it is to be denied.
-func (n *Node) checkDenials(id string, given json.RawMessage) error {
+// c is nil for one without a reservation.
+func (n *Node) checkDenials(id string, c *container, given json.RawMessage) error {
 	is, strict := n.denials.of(id)
+	if c != nil && denies(c.grants) {
+		is, strict = denial{c.pod, c.name, reasonRefused, slices.Concat(policyCalls, is.calls)}, true
+	}
 	if !strict {
 		return nil
 	}

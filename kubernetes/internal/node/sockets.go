@@ -77,7 +77,7 @@ func (n *Node) passGate(ctx context.Context, conn *net.UnixConn) error {
 	n.mu.Lock()
 	c := n.containers[request.ID]
 	n.mu.Unlock()
-	if err := n.checkDenials(request.ID, request.Seccomp); err != nil {
+	if err := n.checkDenials(request.ID, c, request.Seccomp); err != nil {
 		return err
 	}
 	if c == nil && n.attended.has(request.ID) {
