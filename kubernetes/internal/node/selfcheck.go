@@ -30,15 +30,21 @@ const (
 
 // drift is what the kernel counts of a root domain beyond what is known.
 type drift struct {
-	// since is when it began to be what it is, beyond; zero while there is none.
+	// since is when the kernel began to count something else than is known; zero while it does not. beyond is the least
+	// that it has counted since: threads come and go, and what never goes away is drift.
 	since  time.Time
 	beyond int64
-	// looked is when the threads of the machine were looked at, and outside what those outside of all claims had. Then
-	// the kernel counted rest more than threads have, or less, and could not be made to count right: it is not asked
-	// again for the same.
+	// last is what it counted the last time, and still since when that is so.
+	last  int64
+	still time.Time
+	// looked is when the threads of the machine were looked at, seen what those outside of all claims had then, and outside
+	// what is believed of it. The kernel counts rest more than threads have, or less.
 	looked  time.Time
+	seen    map[int]sched.Attr
 	outside []sched.Attr
 	rest    int64
+	// kept is what of rest the kernel could not be made to count right: it is not asked again for the same.
+	kept int64
 	// admitted is what the kernel said last.
 	admitted int64
 }
@@ -52,6 +58,52 @@ func (d drift) strangers() (sum int64) {
 		sum += attr.Share()
 	}
 	return sum
+}
+
+// note takes in what the kernel counts beyond what the containers of claims hold, and says whether the threads of the
+// machine have to be looked at: when that has been something else than is known for all of patience, and in any case when
+// they were not looked at for so long, however much comes and goes. whole says that the former is so.
+func (d *drift) note(now int64, at time.Time, patience, unlooked time.Duration) (due, whole bool) {
+	if d.still.IsZero() || now != d.last {
+		d.last, d.still = now, at
+	}
+	switch {
+	case !beyondSlack(now - d.strangers() - d.rest):
+		d.since = time.Time{}
+	case d.since.IsZero():
+		d.since, d.beyond = at, now
+	default:
+		d.beyond = min(d.beyond, now)
+	}
+	whole = !d.since.IsZero() && at.Sub(d.since) >= patience
+	due = whole || at.Sub(d.looked) >= unlooked
+	if due {
+		d.looked = at
+	}
+	if whole {
+		d.since = time.Time{}
+	}
+	return due, whole
+}
+
+// believe says which of the threads that were seen outside of all claims are: all, where nothing moves; else those that were
+// seen the last time as well, because one of a claim may be between two scans.
+func (d *drift) believe(strangers map[int]sched.Attr, quiet bool) map[int]sched.Attr {
+	before := d.seen
+	d.seen = maps.Clone(strangers)
+	if !quiet {
+		maps.DeleteFunc(strangers, func(tid int, attr sched.Attr) bool { return before[tid] != attr })
+	}
+	return strangers
+}
+
+// restOf is what the kernel counts more than threads have, where it does not stand still and strangers have so much: no more
+// than the least that it has counted for all of patience. What it seems to count too little may be somebody who comes.
+func (d drift) restOf(strangers int64, whole bool) int64 {
+	if !whole {
+		return d.rest
+	}
+	return max(d.beyond-strangers, min(d.rest, 0))
 }
 
 func (d drift) densities() (all []int64) {
@@ -158,8 +210,7 @@ func (n *Node) lookForStrangers(ctx context.Context, domains []rootDomain, patie
 	n.mu.Unlock()
 }
 
-// compare looks at one root domain, and at all threads of the machine when what the kernel counts there has differed for long
-// enough, or when they were not looked at for so long.
+// compare looks at one root domain, and at all threads of the machine when they have to be.
 func (n *Node) compare(ctx context.Context, domain rootDomain, patience, unlooked time.Duration) error {
 	now, err := n.beyond(domain)
 	if err != nil {
@@ -167,18 +218,7 @@ func (n *Node) compare(ctx context.Context, domain rootDomain, patience, unlooke
 	}
 	n.mu.Lock()
 	d := n.drifts[domain.key]
-	switch {
-	case !beyondSlack(now - d.strangers() - d.rest):
-		d.since, d.beyond = time.Time{}, 0
-	case d.since.IsZero() || now != d.beyond:
-		d.since, d.beyond = time.Now(), now
-	}
-	// While threads come and go the kernel must not be made to count: it subtracts later what has ended before.
-	differs := !d.since.IsZero() && time.Since(d.since) >= patience
-	due := differs || d.since.IsZero() && time.Since(d.looked) >= unlooked
-	if due {
-		d.looked, d.since = time.Now(), time.Time{}
-	}
+	due, whole := d.note(now, time.Now(), patience, unlooked)
 	n.drifts[domain.key] = d
 	n.mu.Unlock()
 	if !due {
@@ -189,16 +229,29 @@ func (n *Node) compare(ctx context.Context, domain rootDomain, patience, unlooke
 		klog.FromContext(ctx).Error(err, "Cannot find who holds reservations outside of claims")
 		return nil
 	}
-	if again, err := n.beyond(domain); err != nil || again != now {
-		return err // somebody came or went meanwhile
+	again, err := n.beyond(domain)
+	if err != nil {
+		return err
 	}
-	rest := now - (drift{outside: slices.Collect(maps.Values(strangers))}).strangers()
-	if beyondSlack(rest) && rest != d.rest {
-		rest = n.reclaim(ctx, domain, rest, now-rest)
+	quiet := again == now && time.Since(d.still) >= patience
+	strangers = d.believe(strangers, quiet)
+	sum := (drift{outside: slices.Collect(maps.Values(strangers))}).strangers()
+	rest := d.restOf(sum, whole)
+	if quiet {
+		// While threads come and go the kernel must not be made to count: it subtracts later what has ended before.
+		if rest = now - sum; beyondSlack(rest) && rest != d.kept {
+			rest = n.reclaim(ctx, domain, rest, sum)
+		}
+		d.kept = rest
 	}
 	if !beyondSlack(rest) {
 		rest = 0
 	}
+	n.mu.Lock()
+	is := n.drifts[domain.key]
+	is.seen, is.kept = d.seen, d.kept
+	n.drifts[domain.key] = is
+	n.mu.Unlock()
 	n.settleDrift(ctx, domain, strangers, rest)
 	return nil
 }
