@@ -239,6 +239,61 @@ func TestAContainerThatKeepsChangingItsReservationsIsRefused(t *testing.T) {
 	}
 }
 
+// Whatever the thread does behind it, and of whichever reservation: returning it, losing its name.
+func TestAChangeIsCountedBeforeTheThreadIsLetGo(t *testing.T) {
+	p := begin(t)
+	e := enforce(t, Deadline{}, p,
+		grant("asked", 2*ms, 20*ms, 1, reservation.Threads{Select: reservation.SelectAsk}), grant("named", 2*ms, 20*ms, 1, named("control")))
+	asking, control := p.do("thread idle"), p.do("thread control")
+	drop := func(id string) {
+		if err := sched.Drop(p.outer(id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for times := 0; times < MostRestored; times += 2 {
+		for {
+			if _, err := e.Ask(p.cmd.Process.Pid, atoi(t, asking)); err == nil {
+				break
+			}
+		}
+		drop(asking)
+		if err := e.Return(p.cmd.Process.Pid, atoi(t, asking)); err != nil {
+			t.Fatal(err)
+		}
+		p.do("rename %s control", control)
+		for len(refresh(t, e)[1].Threads) == 0 {
+		}
+		drop(control)
+		p.do("rename %s idle", control)
+		if states := refresh(t, e); states[0].Restored+states[1].Restored != times+2 {
+			t.Fatalf("after %d changes: %+v", times+2, states)
+		}
+	}
+	p.do("rename %s control", control)
+	for len(refresh(t, e)[1].Threads) == 0 {
+	}
+	drop(control)
+	if _, err := e.Refresh(); !errors.Is(err, ErrRestless) || !strings.Contains(err.Error(), "9 times so far") {
+		t.Errorf("after one more: %v", err)
+	}
+}
+
+// A thread for which there is no room any more when it is to have its reservation back has changed it all the same, and only once.
+func TestAChangeIsCountedWhereTheKernelHasNoRoom(t *testing.T) {
+	p := begin(t)
+	control := p.outer(p.do("thread control"))
+	e := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 1, named("control")))
+	if err := sched.Drop(control); err != nil {
+		t.Fatal(err)
+	}
+	e.(*threads).place = func(seat, sched.Thread) error { return syscall.EBUSY }
+	for range 3 {
+		if state := refresh(t, e)[0]; state.Restored != 1 || state.Waiting != 1 {
+			t.Errorf("%+v", state)
+		}
+	}
+}
+
 func TestNothingOfTheKernelsBandwidthIsLostByReleasingThreadsThatSleep(t *testing.T) {
 	p := begin(t)
 	for range 40 { // of 10 % each: far more than there is

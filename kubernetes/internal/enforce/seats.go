@@ -17,6 +17,8 @@ type seats struct {
 	// runtime anew at once, and a pool of threads that pass it on would have it many times in a period.
 	rest     time.Duration
 	restored int
+	// restless is the last thread that had changed its policy.
+	restless sched.Thread
 	revived  int
 	leftOut  int
 	// starting says that the container has not run for long enough to have its reservations.
@@ -102,8 +104,10 @@ func leave(all []*seats, threads []sched.Thread) (stand []move) {
 				}
 			}
 			switch {
-			case index < 0:
+			case index < 0 && !s.held[i].thread.Alive():
 				s.leave(i)
+			case index < 0: // it has left the container and not ended
+				stand = append(stand, move{s, i, s.held[i].thread})
 			case s.grant.Parameters.Selection() == reservation.SelectName && !s.matches(threads[index], index):
 				stand = append(stand, move{s, i, threads[index]})
 			default:

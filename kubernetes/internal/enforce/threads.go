@@ -72,6 +72,9 @@ func (t *threads) refresh(patience time.Duration) ([]State, error) {
 			return nil, err
 		}
 	}
+	if err := t.restless(); err != nil {
+		return nil, err
+	}
 	for _, s := range t.all {
 		for i := range s.held {
 			if !s.held[i].taken {
@@ -154,29 +157,48 @@ func (t *threads) returnStrays(present []sched.Thread) error {
 // restore gives a thread back what it, or someone in its name, has changed. It gets it at once: the kernel goes on with
 // the runtime and the deadline that this very thread had, as long as the deadline has not passed.
 func (t *threads) restore(s *seats, at int) error {
-	thread := s.held[at].thread
-	if t.free {
+	if !t.changed(s, at) {
 		return nil
 	}
-	got, err := sched.Get(thread.TID)
-	if err == nil && t.granted(s.grant, got) {
-		return nil
-	}
-	if s.restored == MostRestored {
-		return fmt.Errorf("%w of %s: %w, %d times so far, thread %d (%q) the last one: let only the agent set policies, or have the calls fail (changes: deny)",
-			ErrRefused, s.grant, ErrRestless, MostRestored+1, thread.TID, thread.Name)
-	}
-	again := move{s, at, thread}
-	if err := t.sit(again); err != nil {
-		if t.waits(again, err, latePatience) {
-			return nil
-		}
+	if err := t.restless(); err != nil {
 		return err
 	}
-	if s.held[at].taken {
-		s.restored++
+	again := move{s, at, s.held[at].thread}
+	if err := t.sit(again); err != nil && !t.waits(again, err, latePatience) {
+		return err
 	}
 	return nil
+}
+
+// changed says whether a thread that holds a reservation has another policy, and counts it. It is asked before a
+// reservation is restored, and before it is taken away: a thread that returns it, or loses its name, has changed it all the same.
+func (t *threads) changed(s *seats, at int) bool {
+	if t.free {
+		return false
+	}
+	got, err := sched.Get(s.held[at].thread.TID)
+	if err != nil || t.granted(s.grant, got) || !s.held[at].thread.Alive() {
+		return false
+	}
+	s.restored++
+	s.restless = s.held[at].thread
+	return true
+}
+
+// restless says that threads have changed their policies too often, whichever reservations they had.
+func (t *threads) restless() error {
+	times, last := 0, 0
+	for i, s := range t.all {
+		if times += s.restored; s.restless.TID != 0 {
+			last = i
+		}
+	}
+	if times <= MostRestored {
+		return nil
+	}
+	s := t.all[last]
+	return fmt.Errorf("%w of %s: %w, %d times so far, thread %d (%q) the last one: let only the agent set policies, or have the calls fail (changes: deny)",
+		ErrRefused, s.grant, ErrRestless, times, s.restless.TID, s.restless.Name)
 }
 
 // granted says whether a thread has what a grant gives: its own runtime, or another one that its claim allows.
@@ -313,6 +335,7 @@ func (t *threads) sit(m move) error {
 
 // stand takes a thread's reservation away.
 func (t *threads) stand(m move) error {
+	t.changed(m.seats, m.at)
 	m.seats.leave(m.at)
 	err := sched.Drop(m.thread.TID)
 	if err == nil && t.unplace != nil {

@@ -324,7 +324,7 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 		n.metrics.failed(atRefresh)
 		return
 	}
-	changed, narrowed, starting := false, "", false
+	changed, narrowed, starting, restored := false, "", false, false
 	for i, state := range states {
 		starting = starting || state.Starting
 		is := c.tallies[i].add(state, n.missed)
@@ -333,6 +333,7 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 		if is.restored {
 			n.event(c.pod, corev1.EventTypeWarning, reasonRestored, "container %s changed the policy of a thread with a reservation of %s, which is restored", c.name, state.Grant)
 			n.countRestored(ctx, state)
+			restored = true
 		}
 		if is.unpinned {
 			n.event(c.pod, corev1.EventTypeWarning, reasonUnpinned, "container %s: thread %q had pinned itself to some CPUs and may run on all again: backend %s reserves for no pinned thread; leave the pinning out, or use the backend %s",
@@ -347,6 +348,12 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 			p := state.Grant.Parameters
 			n.event(c.pod, corev1.EventTypeWarning, reasonOverrun, "container %s wants more than the %s every %s that it has reserved", c.name, p.Runtime, p.Period)
 		}
+	}
+	// The enforcement counts what this container did, and those before it.
+	if times := n.restoredOf(c.pod); restored && times > enforce.MostRestored {
+		n.lose(ctx, c, fmt.Errorf("%w of pod %s: %w, %d times so far: let only the agent set policies, or have the calls fail (changes: deny)",
+			enforce.ErrRefused, c.pod.Name, enforce.ErrRestless, times))
+		return
 	}
 	if narrowed != "" && !c.narrowed {
 		n.event(c.pod, corev1.EventTypeWarning, reasonNarrowed, "container %s: %s", c.name, narrowed)
@@ -373,6 +380,21 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 		}
 		n.report(c, is)
 	}
+}
+
+// restoredOf is how often the containers of a pod have changed their reservations, of all requests together.
+func (n *Node) restoredOf(pod Pod) (times int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, claim := range n.claims {
+		if len(claim.Pods) == 0 || claim.Pods[0].UID != pod.UID {
+			continue
+		}
+		for _, request := range claim.Requests {
+			times += request.Restored
+		}
+	}
+	return times
 }
 
 // countRestored remembers how often a request's reservations were restored, for the containers that follow this one.

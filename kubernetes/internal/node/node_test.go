@@ -539,6 +539,42 @@ func TestWhatEarlierContainersChangedIsCounted(t *testing.T) {
 	}
 }
 
+// Each change costs the node as much, whichever of the pod's reservations it is of.
+func TestChangesOfAllRequestsOfAPodAreCountedTogether(t *testing.T) {
+	s := newSite(t)
+	first, second := s.claim("claim", plain, nil), s.claim("another", plain, nil)
+	var boxes []*box
+	for i, claim := range []*resourceapi.ResourceClaim{first, second} {
+		b := s.mustCreate("pod", fmt.Sprintf("main-%d", i), "idle", s.ready(claim))
+		if err := b.start(); err != nil {
+			t.Fatal(err)
+		}
+		boxes = append(boxes, b)
+	}
+	s.until("one of them is ended", func() bool {
+		for _, b := range boxes {
+			if b.dead() {
+				return true
+			}
+		}
+		for _, b := range boxes {
+			if attr, err := sched.Get(b.cmd.Process.Pid); err == nil && attr.Policy == sched.Deadline && s.agent.restoredOf(Pod{UID: "pod-uid"}) < enforce.MostRestored+1 {
+				before := s.agent.restoredOf(Pod{UID: "pod-uid"})
+				_ = sched.Drop(b.cmd.Process.Pid) // it may end at any moment
+				s.until("it is counted", func() bool { return s.agent.restoredOf(Pod{UID: "pod-uid"}) > before || b.dead() })
+			}
+		}
+		return false
+	})
+	if times := s.agent.restoredOf(Pod{UID: "pod-uid"}); times != enforce.MostRestored+1 {
+		t.Errorf("ended after %d changes", times)
+	}
+	_, err := s.create("pod", "main-1", "idle", s.ready(second))
+	if err == nil || !strings.Contains(err.Error(), codeRestless) {
+		t.Errorf("another container of the pod: %v", err)
+	}
+}
+
 func TestAClaimOfALaterAgentIsKeptWhereItRunsAndBeginsNothing(t *testing.T) {
 	s := newSite(t)
 	env := s.ready(s.claim("claim", plain, nil))

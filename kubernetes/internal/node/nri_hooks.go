@@ -341,13 +341,13 @@ func (n *Node) admit(ctx context.Context, pod Pod, ctr *api.Container, creating 
 		if creating && newer {
 			return nil, refuse(codeNotPrepared, "claim %s was prepared by a later version of this agent, which may promise more than this one keeps: run that one, or delete the pod", uid)
 		}
-		if creating && grant.Restored > enforce.MostRestored {
-			return nil, refuse(codeRestless, "containers have changed the reservations of %s behind this agent's back %d times: let only the agent set policies, or have the calls fail (changes: deny), and delete the pod", grant, grant.Restored)
-		}
 		if !found {
 			return nil, refuse(codeNotPrepared, "the container names request %q of claim %s, which has none of that name: variables %s* are set by this agent alone, leave them out of the container", request, uid, grantVariable)
 		}
 		c.grants = append(c.grants, grant)
+	}
+	if times := n.restoredOf(pod); creating && times > enforce.MostRestored {
+		return nil, refuse(codeRestless, "containers of pod %s have changed their reservations behind this agent's back %d times: let only the agent set policies, or have the calls fail (changes: deny), and delete the pod", pod.Name, times)
 	}
 	if err := n.backend.Accepts(c.grants); err != nil {
 		return nil, err
