@@ -20,6 +20,8 @@ import (
 // container's first process when their parent has ended.
 type members struct {
 	init sched.Thread
+	// depth is how many PID namespaces the first process is below this one's.
+	depth int
 	// dir is the container's cgroup in some hierarchy.
 	dir string
 	// known are the processes that were there the last time, by number: whose they are does not change with
@@ -55,7 +57,7 @@ func findMembers(c Container) (*members, error) {
 			continue // this hierarchy does not hold containers
 		}
 		if dir := filepath.Join(root, path); exists(dir) {
-			m := &members{init: init, dir: dir, memory: c.Memory}
+			m := &members{init: init, depth: len(numbers(init)) - 1, dir: dir, memory: c.Memory}
 			m.recall()
 			return m, nil
 		}
@@ -236,24 +238,41 @@ func (m *members) find(process, inner int) (sched.Thread, error) {
 		inner, process, ErrStranger)
 }
 
-// innerID is the thread's number in its own PID namespace; 0 if it has ended.
+// innerID is the thread's number in its own PID namespace, which it knows itself by; 0 if it has ended.
 func innerID(thread sched.Thread) int {
+	all := numbers(thread)
+	if len(all) == 0 {
+		return 0
+	}
+	return all[len(all)-1]
+}
+
+// number is the thread's in the PID namespace of the container's first process, where no two are the same: in further
+// ones below it numbers begin at 1 again. 0 if it has ended.
+func (m *members) number(thread sched.Thread) int {
+	all := numbers(thread)
+	if m.depth < 0 || m.depth >= len(all) {
+		return 0
+	}
+	return all[m.depth]
+}
+
+// numbers are those of a thread in all PID namespaces that it is in, from this process' one inwards; none if it has ended.
+func numbers(thread sched.Thread) (all []int) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/status", thread.Process, thread.TID))
 	if err != nil {
-		return 0
+		return nil
 	}
 	for line := range strings.Lines(string(text)) {
 		if rest, ok := strings.CutPrefix(line, "NSpid:"); ok {
-			fields := strings.Fields(rest)
-			if len(fields) == 0 {
-				return 0
+			for field := range strings.FieldsSeq(rest) {
+				number, err := strconv.Atoi(field)
+				if err != nil {
+					return nil
+				}
+				all = append(all, number)
 			}
-			inner, err := strconv.Atoi(fields[len(fields)-1])
-			if err != nil {
-				return 0
-			}
-			return inner
 		}
 	}
-	return 0
+	return all
 }

@@ -110,6 +110,26 @@ func TestWhatExecLeavesBehindGetsNoReservation(t *testing.T) {
 	}
 }
 
+// In PID namespaces of its own a container has several threads of one number; the container's first process knows all by others.
+func TestThreadsOfFurtherPIDNamespacesHaveTheContainersNumbers(t *testing.T) {
+	p := begin(t)
+	children := []int{atoi(t, p.do("fork apart")), atoi(t, p.do("fork apart"))}
+	e := enforce(t, Deadline{}, p, grant("a", ms/50, 20*ms, 64, reservation.Threads{}))
+	leaders, seen := 0, map[int]bool{}
+	for _, thread := range refresh(t, e)[0].Threads {
+		if thread.Inner == 0 || seen[thread.Inner] {
+			t.Errorf("thread %d (%q) has number %d", thread.TID, thread.Name, thread.Inner)
+		}
+		seen[thread.Inner] = true
+		if slices.Contains(children, thread.Inner) && thread.TID == thread.Process {
+			leaders++
+		}
+	}
+	if leaders != len(children) {
+		t.Errorf("of processes %v, %d have their numbers", children, leaders)
+	}
+}
+
 func TestAThousandThreadsAreNotReadEveryTime(t *testing.T) {
 	p := begin(t)
 	e := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 1, reservation.Threads{Select: reservation.SelectFirst}))
@@ -160,8 +180,8 @@ func TestAThreadThatAskedAndWaitsForRoomKeepsItsPlace(t *testing.T) {
 	g := Grant{Key: "a", Cores: []int{0}, Parameters: reservation.Parameters{Threads: reservation.Threads{Select: reservation.SelectAsk}}}
 	all := newSeats([]Grant{g})
 	all[0].held[0] = seat{thread: thread, busy: time.Now()}
-	if all[0].state().Waiting != 1 {
-		t.Errorf("state is %+v", all[0].state())
+	if all[0].state(innerID).Waiting != 1 {
+		t.Errorf("state is %+v", all[0].state(innerID))
 	}
 	if sit := choose(all, []sched.Thread{thread}); len(sit) != 1 || sit[0].thread != thread {
 		t.Errorf("seated are %v", sit)

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 //	thread NAME  begins a thread of that name, answers its number as the program sees it
 //	rename ID NAME, end ID, ask ID, return ID, fifo ID   are done by that thread
 //	spin ID      has that thread run for ever
-//	fork         begins a child process with one thread, answers its number
+//	fork         begins a child process with one thread, answers its number; fork apart: in a PID namespace of its own
 //	leave        ends the main thread and goes on without it, as pthread_exit does
 func containerProgram() {
 	type order struct{ words []string }
@@ -99,6 +99,9 @@ func containerProgram() {
 			case "fork":
 				child := exec.Command("/proc/self/exe")
 				child.Env = os.Environ()
+				if len(words) > 1 {
+					child.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+				}
 				in, _ := child.StdinPipe()
 				out, _ := child.StdoutPipe()
 				if err := child.Start(); err != nil {

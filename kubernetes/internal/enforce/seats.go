@@ -183,7 +183,7 @@ type move struct {
 	thread sched.Thread
 }
 
-func (s *seats) state() State {
+func (s *seats) state(number func(sched.Thread) int) State {
 	state := State{Grant: s.grant, LeftOut: s.leftOut, Restored: s.restored, Revived: s.revived, Unpinned: s.unpinned, LastUnpinned: s.lastUnpinned, Starting: s.starting}
 	for _, held := range s.held {
 		if !held.taken {
@@ -201,7 +201,7 @@ func (s *seats) state() State {
 		}
 		// A thread that has just ended has used nothing more.
 		usage, _ := held.thread.Usage()
-		state.Threads = append(state.Threads, ThreadState{Thread: held.thread, Usage: usage, Inner: innerID(held.thread)})
+		state.Threads = append(state.Threads, ThreadState{Thread: held.thread, Usage: usage, Inner: number(held.thread)})
 	}
 	return state
 }

@@ -103,7 +103,7 @@ func (t *threads) refresh(patience time.Duration) ([]State, error) {
 	}
 	states := make([]State, 0, len(t.all))
 	for _, s := range t.all {
-		states = append(states, s.state())
+		states = append(states, s.state(t.members.number))
 	}
 	return states, nil
 }

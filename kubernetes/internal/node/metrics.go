@@ -213,10 +213,8 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 			gauge(claimLeftOut, float64(t.state.LeftOut), labels...)
 			counter(claimCPU, float64(t.cpu)/1e9, labels...)
 			counter(claimDelay, float64(t.delay)/1e9, labels...)
-			for _, thread := range t.last {
-				if thread.inner > 0 { // and has not ended
-					counter(threadDelay, float64(thread.waited)/1e9, append(slices.Clone(labels), strconv.Itoa(thread.inner), strings.ToValidUTF8(thread.name, "?"))...)
-				}
+			for is, waited := range t.waited() {
+				counter(threadDelay, float64(waited)/1e9, append(slices.Clone(labels), strconv.Itoa(is.inner), is.name)...)
 			}
 			counter(claimSamples, float64(t.samples), labels...)
 			counter(claimExhausted, float64(t.exhausted), labels...)
@@ -231,6 +229,24 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		}
 		c.mu.Unlock()
 	}
+}
+
+// threadLabel is what metrics tell a thread by.
+type threadLabel struct {
+	inner int
+	name  string
+}
+
+// waited is for how long the threads that hold a reservation have waited, one figure for each label: names are the
+// container's to choose, and a metric that came twice would cost all others.
+func (t tally) waited() map[threadLabel]uint64 {
+	sums := map[threadLabel]uint64{}
+	for _, thread := range t.last {
+		if thread.inner > 0 { // and has not ended
+			sums[threadLabel{thread.inner, strings.ToValidUTF8(thread.name, "?")}] += thread.waited
+		}
+	}
+	return sums
 }
 
 // tardiness is how late a runtime may be, in seconds. Call with n.mu held.
@@ -269,7 +285,7 @@ func (n *Node) listenHTTP() (*httpServer, error) {
 		return nil, fmt.Errorf("cannot listen for metrics on %s: %w", n.config.Listen, err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(n.metrics.registry, promhttp.HandlerOpts{}))
+	mux.Handle("/metrics", n.metrics.handler())
 	mux.HandleFunc(report.Path, n.serveReport)
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -280,6 +296,11 @@ func (n *Node) listenHTTP() (*httpServer, error) {
 		fmt.Fprintln(w, "ok")
 	})
 	return &httpServer{listener, &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}}, nil
+}
+
+// handler serves the metrics. What cannot be said of one container is left out, and all else is said.
+func (m *metrics) handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 
 // ready says what keeps the agent from serving pods; nil if nothing does.
