@@ -524,6 +524,68 @@ func TestACpusetThatIsMadeSmallerUnderAReservationIsSeen(t *testing.T) {
 	p.end()
 }
 
+func TestAThreadThatACpusetHasNarrowedGivesItsReservationBack(t *testing.T) {
+	dir := cpuset(t)
+	p := begin(t, dir)
+	if len(online(t)) < 2 {
+		t.Skip("needs two CPUs")
+	}
+	e := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 1, reservation.Threads{}))
+	confine(t, dir, []int{0})
+	if err := e.Release(); err != nil {
+		t.Error(err)
+	}
+	if got := policy(t, p.cmd.Process.Pid).Policy; got != sched.Other {
+		t.Errorf("it has %s", sched.PolicyName(got))
+	}
+	p.end()
+}
+
+func TestAThreadWhoseReservationCannotBeTakenAwayKeepsItsPlace(t *testing.T) {
+	t.Cleanup(func() { drop = sched.Drop })
+	p := begin(t)
+	e := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 1, reservation.Threads{Select: reservation.SelectAsk}))
+	thread := atoi(t, p.do("thread asking"))
+	if _, err := e.Ask(p.cmd.Process.Pid, thread); err != nil {
+		t.Fatal(err)
+	}
+	drop = func(int) error { return syscall.EAGAIN }
+	if err := e.Return(p.cmd.Process.Pid, thread); !errors.Is(err, syscall.EAGAIN) {
+		t.Errorf("it returns: %v", err)
+	}
+	if state := refresh(t, e)[0]; len(state.Threads) != 1 {
+		t.Errorf("its place is free: %+v", state)
+	}
+	drop = sched.Drop
+	if err := e.Return(p.cmd.Process.Pid, thread); err != nil {
+		t.Error(err)
+	}
+	if state := refresh(t, e)[0]; len(state.Threads) != 0 || policy(t, p.outer(strconv.Itoa(thread))).Policy != sched.Other {
+		t.Errorf("it has %+v", state)
+	}
+}
+
+// The thread that was to have a reservation has ended meanwhile, and so has the one that got its number.
+func TestAThreadThatEndsWhileItGetsItsReservationIsNoError(t *testing.T) {
+	t.Cleanup(func() { drop = sched.Drop })
+	p := begin(t)
+	e := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 1, named("control"))).(*threads)
+	thread, err := sched.ReadThread(p.cmd.Process.Pid, p.outer(p.do("thread idle")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	thread.Start--
+	for is, forgiven := range map[error]bool{syscall.ESRCH: true, syscall.EAGAIN: false} {
+		drop = func(int) error { return is }
+		if err := e.sit(move{e.all[0], 0, thread}); (err == nil) != forgiven {
+			t.Errorf("%v: %v", is, err)
+		}
+		if err := sched.Drop(thread.TID); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestAContainerThatHasEndedIsGone(t *testing.T) {
 	p := begin(t)
 	e := enforce(t, Deadline{}, p, grant("a", 2*ms, 20*ms, 1, reservation.Threads{}))

@@ -325,7 +325,10 @@ func (t *threads) sit(m move) error {
 	if !m.thread.Alive() {
 		// The number now belongs to another thread, which must not keep what it was not meant to get.
 		t.members.forget(m.thread)
-		return sched.Drop(m.thread.TID)
+		if err := drop(m.thread.TID); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return err
+		}
+		return nil
 	}
 	m.seats.held[m.at].thread = m.thread
 	m.seats.held[m.at].taken = true
@@ -333,15 +336,20 @@ func (t *threads) sit(m move) error {
 	return nil
 }
 
-// stand takes a thread's reservation away.
+// drop is sched.Drop but in tests.
+var drop = sched.Drop
+
+// stand takes a thread's reservation away. Where that fails the thread keeps its place, and it is tried again.
 func (t *threads) stand(m move) error {
 	t.changed(m.seats, m.at)
-	m.seats.leave(m.at)
-	err := sched.Drop(m.thread.TID)
-	if err == nil && t.unplace != nil {
-		err = t.unplace(m.thread)
+	if err := ended(m.thread, drop(m.thread.TID)); err != nil {
+		return err
 	}
-	return ended(m.thread, err)
+	m.seats.leave(m.at)
+	if t.unplace == nil {
+		return nil
+	}
+	return ended(m.thread, t.unplace(m.thread))
 }
 
 // ended forgives what failed because the thread is no more, or about to be.

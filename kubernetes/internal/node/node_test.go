@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -428,6 +429,39 @@ func TestWhatWasCreatedWhileTheAgentWasAwayIsNotStarted(t *testing.T) {
 	if err := s.mustCreate("pod", "main", "idle", env).gate(); err != nil {
 		t.Errorf("created anew: %v", err)
 	}
+}
+
+// hesitant is a backend that does not succeed at once.
+type hesitant struct {
+	enforce.Deadline
+	failures atomic.Int32
+}
+
+func (h *hesitant) Enforce(c enforce.Container, grants []enforce.Grant) (enforce.Enforcement, error) {
+	if h.failures.Add(-1) >= 0 {
+		return nil, errors.New("cannot be found out at the moment")
+	}
+	return h.Deadline.Enforce(c, grants)
+}
+
+func TestWhatIsNoRefusalIsTriedAgainBeforeAContainerIsEnded(t *testing.T) {
+	backend := &hesitant{}
+	s := newSiteWith(t, backend)
+	b := s.mustCreate("pod", "main", "idle", s.ready(s.claim("claim", plain, nil)))
+	if err := b.start(); err != nil {
+		t.Fatal(err)
+	}
+	s.stop()
+	backend.failures.Store(takeBackTries - 1)
+	s.startAgent()
+	if b.dead() {
+		t.Fatal("the container was ended")
+	}
+	s.until("it is taken back", func() bool { return len(s.agent.reserved()) == 1 })
+	s.stop()
+	backend.failures.Store(takeBackTries)
+	s.startAgent()
+	s.until("one that is not taken back is ended", b.dead)
 }
 
 func TestAContainerWhoseRecordIsLostIsEnded(t *testing.T) {

@@ -117,14 +117,7 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 		if !reserved {
 			continue
 		}
-		c, err := n.admit(ctx, pod, ctr, false)
-		if err == nil {
-			err = n.enforce(ctx, c, int(ctr.GetPid()))
-		}
-		if errors.Is(err, enforce.ErrGone) {
-			n.forget(ctx, c)
-			continue
-		}
+		err := n.takeBack(ctx, pod, ctr)
 		if err == nil {
 			continue
 		}
@@ -156,6 +149,34 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 	n.setConnected(true)
 	go n.sweep(context.WithoutCancel(ctx))
 	return nil, nil
+}
+
+// How often it is tried to take a container back that runs, and the pause between.
+const (
+	takeBackTries = 3
+	takeBackPause = 50 * time.Millisecond
+)
+
+// takeBack takes a container that runs back under its reservation; one that has ended meanwhile is no error. What the agent
+// could not find out, or do, is no refusal: that is tried again before it costs the container its life.
+func (n *Node) takeBack(ctx context.Context, pod Pod, ctr *api.Container) error {
+	for try := 1; ; try++ {
+		c, err := n.admit(ctx, pod, ctr, false)
+		if err == nil {
+			err = n.enforce(ctx, c, int(ctr.GetPid()))
+		}
+		if err == nil {
+			return nil
+		}
+		if errors.Is(err, enforce.ErrGone) {
+			n.forget(ctx, c)
+			return nil
+		}
+		if code, _ := coded(err); code != codeAgent || try == takeBackTries {
+			return err
+		}
+		time.Sleep(takeBackPause)
+	}
 }
 
 // knows says that this agent has seen a container being created, or taken it back.

@@ -220,9 +220,10 @@ func Drop(tid int) error {
 		period := Limits("/").PeriodMax.Nanoseconds()
 		if err := Set(tid, Attr{
 			Policy: Deadline, Flags: ResetOnFork, Runtime: reservation.MinRuntime.Nanoseconds(), Deadline: period, Period: period,
-		}); err != nil && !errors.Is(err, unix.EBUSY) {
+		}); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EPERM) {
 			// On a machine that has admitted more than it may, as one that has lost bandwidth, the kernel
-			// refuses even less: then what is lost is found by comparing (see Admitted).
+			// refuses even less, and to a thread that a cpuset keeps off some CPUs anything: then what is lost
+			// is found by comparing (see Admitted).
 			return err
 		}
 	}
