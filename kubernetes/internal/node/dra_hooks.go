@@ -84,7 +84,7 @@ func (n *Node) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (*
 	if err := n.fits(record); err != nil {
 		return record, err
 	}
-	if err := n.checkPod(ctx, record); err != nil {
+	if err := n.checkPods(ctx, record); err != nil {
 		return record, err
 	}
 	n.mu.Lock()

@@ -457,6 +457,10 @@ func (n *Node) belongs(ctx context.Context, pod Pod, uid types.UID) error {
 		return refuse(codeShared, "claim %s is reserved for pod %s: a reservation is one pod's at a time, use a ResourceClaimTemplate to give each its own",
 			record.Name, fresh.Pods[0].Name)
 	}
+	// The claim may have been prepared before this pod was there.
+	if err := n.checkPod(ctx, fresh, fresh.Pods[0]); err != nil {
+		return err
+	}
 	fresh.keep(record)
 	if err := n.records.write(fresh); err != nil {
 		return err

@@ -24,11 +24,21 @@ const (
 	RefuseRequests PodRequests = "refuse"
 )
 
-// checkPod looks at how the pod uses a claim that is about to be prepared for it. A claim that no container
+// checkPods looks at how all pods that a claim is reserved for use it: it may pass from one to the next, and the kubelet does
+// not say for which one it is to be prepared.
+func (n *Node) checkPods(ctx context.Context, record *Record) error {
+	for _, of := range record.Pods {
+		if err := n.checkPod(ctx, record, of); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkPod looks at how a pod uses a claim that is about to be prepared for it. A claim that no container
 // names would leave all of them unreserved, and nobody would be told; CPU that is reserved but not requested is
 // given away a second time by the scheduler.
-func (n *Node) checkPod(ctx context.Context, record *Record) error {
-	of := record.Pods[0]
+func (n *Node) checkPod(ctx context.Context, record *Record, of Pod) error {
 	pod, err := n.client.CoreV1().Pods(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || (err == nil && pod.UID != of.UID) {
 		klog.FromContext(ctx).Info("The pod of a claim has gone", "pod", klog.KRef(of.Namespace, of.Name))
@@ -36,6 +46,9 @@ func (n *Node) checkPod(ctx context.Context, record *Record) error {
 	}
 	if err != nil {
 		return fmt.Errorf("cannot see how pod %s uses claim %s: %w", of.Name, record.Name, err)
+	}
+	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return nil // it starts nothing more
 	}
 	var unused []string
 	for _, request := range record.Requests {
@@ -92,7 +105,7 @@ func (n *Node) checkRequests(pod *corev1.Pod, record *Record) error {
 	records := []*Record{record}
 	n.mu.Lock()
 	for uid, claim := range n.claims {
-		if uid != record.Claim && len(claim.Pods) > 0 && claim.Pods[0].UID == pod.UID {
+		if uid != record.Claim && slices.ContainsFunc(claim.Pods, func(of Pod) bool { return of.UID == pod.UID }) {
 			records = append(records, claim.Record)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -77,6 +78,41 @@ func TestAPodThatReservesMoreCPUThanItRequestsIsRefused(t *testing.T) {
 	}
 	s.unprepare(claim)
 	s.empty()
+}
+
+// The kubelet does not ask again when a prepared claim passes to another pod.
+func TestAPodToWhichAClaimPassesIsCheckedAsWell(t *testing.T) {
+	s := newSite(t)
+	s.podOf("claim", "100m", nil)
+	claim := s.claim("claim", plain, nil)
+	env := s.ready(claim)
+	next := func(pod *corev1.Pod) { pod.Name, pod.UID = "next", "next-uid" }
+	s.podOf("claim", "99m", next)
+	passed := claim.DeepCopy()
+	passed.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{podReference("next")}
+	if _, err := s.client.ResourceV1().ResourceClaims("default").UpdateStatus(context.Background(), passed, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.create("next", "main", "idle", env); err == nil || !strings.Contains(err.Error(), codeUnrequested) {
+		t.Errorf("it requests too little CPU: %v", err)
+	}
+	// Nor is it a way past to be the second one when the claim is prepared.
+	s.unprepare(claim)
+	passed.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{podReference("pod"), podReference("next")}
+	if _, err := s.client.ResourceV1().ResourceClaims("default").UpdateStatus(context.Background(), passed, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if response := s.prepare(claim); !strings.HasPrefix(response.Error, codeUnrequested) || !strings.Contains(response.Error, "pod next") {
+		t.Errorf("answer is %v", response)
+	}
+	// One that is done starts nothing more.
+	if err := s.client.CoreV1().Pods("default").Delete(context.Background(), "next", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.podOf("claim", "99m", func(pod *corev1.Pod) { next(pod); pod.Status.Phase = corev1.PodSucceeded })
+	if response := s.prepare(claim); response.Error != "" {
+		t.Error(response.Error)
+	}
 }
 
 // What another container requests is that one's; what the pod requests as a whole is for all.
