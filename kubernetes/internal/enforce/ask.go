@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 )
 
 // Limits of the socket in a container: its other end is hostile.
@@ -18,7 +19,37 @@ const (
 	askLine        = 64
 	askConnections = 16
 	askPatience    = 10 * time.Second
+	// askRate is how many requests a second are answered. Each costs the agent a look at all of the container's threads, and
+	// keeps its scans waiting meanwhile.
+	askRate = 10
+	// connectRate is how many connections a second are taken on, whether something is asked by them or not.
+	connectRate = 100
 )
+
+// turns has requests answered one after the other, and no more of them than a container may make.
+type turns struct {
+	one  chan struct{}
+	rate *rate.Limiter
+}
+
+// newTurns lets as many requests as there are reservations be answered at once: threads ask when a program begins.
+func newTurns(reservations int) *turns {
+	return &turns{one: make(chan struct{}, 1), rate: rate.NewLimiter(askRate, max(reservations, 1))}
+}
+
+// wait waits for a request's turn; end ends it. An error says that the context has ended before.
+func (t *turns) wait(ctx context.Context) (end func(), err error) {
+	select {
+	case t.one <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if err := t.rate.Wait(ctx); err != nil {
+		<-t.one
+		return nil, err
+	}
+	return func() { <-t.one }, nil
+}
 
 // Asker is what threads ask: an Enforcement.
 type Asker interface {
@@ -26,17 +57,22 @@ type Asker interface {
 	Return(process, inner int) error
 }
 
-// ServeAsks answers threads on the socket of one container until the context ends. A thread writes
+// ServeAsks answers threads on the socket of one claim, which has so many reservations for them, until the context ends. A thread writes
 // "reserve TID\n" or "return TID\n", TID being its own gettid(), and reads
 // "ok RUNTIME DEADLINE PERIOD\n" in nanoseconds, "ok\n", or "error MESSAGE\n". Who asks is what the kernel
 // says of the socket's other end, never what the text says.
-func ServeAsks(ctx context.Context, listener *net.UnixListener, asker func() (Asker, error)) {
+func ServeAsks(ctx context.Context, listener *net.UnixListener, reservations int, asker func() (Asker, error)) {
+	turns := newTurns(reservations)
 	var connections sync.WaitGroup
 	defer connections.Wait()
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
 	places := make(chan struct{}, askConnections)
+	connects := rate.NewLimiter(connectRate, askConnections)
 	for {
+		if connects.Wait(ctx) != nil {
+			return
+		}
 		conn, err := listener.AcceptUnix()
 		if err != nil {
 			return
@@ -52,12 +88,12 @@ func ServeAsks(ctx context.Context, listener *net.UnixListener, asker func() (As
 			defer func() { conn.Close(); <-places }()
 			stop := context.AfterFunc(ctx, func() { conn.Close() })
 			defer stop()
-			serveAsk(conn, asker)
+			serveAsk(ctx, conn, turns, asker)
 		})
 	}
 }
 
-func serveAsk(conn *net.UnixConn, asker func() (Asker, error)) {
+func serveAsk(ctx context.Context, conn *net.UnixConn, turns *turns, asker func() (Asker, error)) {
 	process, err := peer(conn)
 	if err != nil {
 		return
@@ -75,7 +111,16 @@ func serveAsk(conn *net.UnixConn, asker func() (Asker, error)) {
 		if err != nil {
 			return
 		}
-		if _, err := conn.Write([]byte(answer(string(line), process, asker) + "\n")); err != nil {
+		end, err := turns.wait(ctx)
+		if err != nil {
+			return
+		}
+		text := answer(string(line), process, asker)
+		end()
+		if err := conn.SetDeadline(time.Now().Add(askPatience)); err != nil {
+			return
+		}
+		if _, err := conn.Write([]byte(text + "\n")); err != nil {
 			return
 		}
 	}

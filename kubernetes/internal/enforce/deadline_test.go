@@ -611,7 +611,7 @@ func TestThreadsAskThroughTheSocket(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var served sync.WaitGroup
-	served.Go(func() { ServeAsks(ctx, listener, func() (Asker, error) { return e, nil }) })
+	served.Go(func() { ServeAsks(ctx, listener, 1, func() (Asker, error) { return e, nil }) })
 	t.Cleanup(func() { cancel(); served.Wait() })
 
 	first, second := p.do("thread first"), p.do("thread second")

@@ -1,14 +1,19 @@
 package enforce
 
 import (
+	"bufio"
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -172,6 +177,63 @@ func BenchmarkAScanOfAThousandThreads(b *testing.B) {
 		if _, err := e.Refresh(); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// counting is an Asker that has nothing to give.
+type counting struct{ asked, at, together atomic.Int32 }
+
+func (c *counting) Ask(int, int) (Grant, error) {
+	defer c.at.Add(-1)
+	if c.at.Add(1) > 1 {
+		c.together.Add(1)
+	}
+	c.asked.Add(1)
+	return Grant{}, errors.New("nothing is left")
+}
+
+func (c *counting) Return(int, int) error { return nil }
+
+func TestAContainerThatAsksInALoopIsAnsweredNowAndThen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ask.sock")
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var served, asking sync.WaitGroup
+	asker := &counting{}
+	began := time.Now()
+	const reservations = 5
+	served.Go(func() { ServeAsks(ctx, listener, reservations, func() (Asker, error) { return asker, nil }) })
+	for range askConnections {
+		asking.Go(func() {
+			conn, err := net.Dial("unix", path)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer conn.Close()
+			answers := bufio.NewReader(conn)
+			for {
+				if _, err := fmt.Fprintln(conn, "reserve 1"); err != nil {
+					return
+				}
+				if _, err := answers.ReadString('\n'); err != nil {
+					return
+				}
+			}
+		})
+	}
+	for asker.asked.Load() < reservations+3 {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	served.Wait()
+	asking.Wait()
+	most := reservations + 1 + int32(askRate*time.Since(began).Seconds())
+	if got := asker.asked.Load(); got > most || asker.together.Load() > 0 {
+		t.Errorf("%d requests were answered in %s, %d of them beside another one", got, time.Since(began), asker.together.Load())
 	}
 }
 

@@ -68,6 +68,9 @@ type container struct {
 	// while the kernel makes somebody wait, and is taken before Node.mu.
 	init atomic.Pointer[sched.Thread]
 
+	// scanning says that a scan looks at it, or waits for mu.
+	scanning atomic.Bool
+
 	mu          sync.Mutex
 	enforcement enforce.Enforcement
 	tallies     []tally
@@ -232,11 +235,15 @@ func (n *Node) watch(ctx context.Context) {
 		case <-ticker.C:
 		}
 		for _, c := range n.runningContainers() {
-			// One that takes long, or that the kernel makes wait, does not delay the others.
-			if !c.mu.TryLock() {
+			// One that takes long, or that the kernel makes wait, does not delay the others. It waits for its turn, however
+			// often the container's threads ask.
+			if !c.scanning.CompareAndSwap(false, true) {
+				n.metrics.skipped.Inc()
 				continue
 			}
 			scans.Go(func() {
+				defer c.scanning.Store(false)
+				c.mu.Lock()
 				defer c.mu.Unlock()
 				n.refresh(ctx, c)
 			})

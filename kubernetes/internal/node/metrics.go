@@ -31,6 +31,7 @@ type metrics struct {
 	hooks    *prometheus.HistogramVec
 	enforce  prometheus.Histogram
 	failures *prometheus.CounterVec
+	skipped  prometheus.Counter
 }
 
 var (
@@ -113,11 +114,14 @@ func newMetrics(n *Node) *metrics {
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "takt_node_failures_total", Help: "What went wrong, by where.",
 		}, []string{"where"}),
+		skipped: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "takt_node_scans_skipped_total", Help: "How often a container was not looked at when it was time, because the scan before had not ended.",
+		}),
 	}
 	for _, at := range places {
 		m.failures.WithLabelValues(string(at))
 	}
-	m.registry.MustRegister(m.prepare, m.release, m.hooks, m.enforce, m.failures, m)
+	m.registry.MustRegister(m.prepare, m.release, m.hooks, m.enforce, m.failures, m.skipped, m)
 	return m
 }
 

@@ -284,8 +284,8 @@ func (n *Node) recover(ctx context.Context) error {
 // adopt takes a record into memory and serves its socket.
 func (n *Node) adopt(ctx context.Context, record *Record) error {
 	p := &prepared{Record: record}
-	if record.asks() {
-		stop, err := n.serveAsks(ctx, record.Claim)
+	if reservations := record.asks(); reservations > 0 {
+		stop, err := n.serveAsks(ctx, record.Claim, reservations)
 		if err != nil {
 			return err
 		}

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	resourceapi "k8s.io/api/resource/v1"
@@ -915,6 +916,32 @@ func TestThreadsAskInWhicheverContainerOfTheirClaimTheyAre(t *testing.T) {
 			t.Errorf("the thread that asked in container %d has %+v", i, got)
 		}
 	}
+}
+
+// Whoever holds a container's lock again and again, as threads that ask in a loop do, does not keep its scans from it.
+func TestAContainerIsLookedAtHoweverOftenItsLockIsHeld(t *testing.T) {
+	s := newSite(t)
+	b := s.mustCreate("pod", "main", "idle", s.ready(s.claim("claim", plain, nil)))
+	if err := b.start(); err != nil {
+		t.Fatal(err)
+	}
+	s.agent.mu.Lock()
+	c := s.agent.containers[b.ctr.Id]
+	s.agent.mu.Unlock()
+	var before uint64
+	for held := range 40 {
+		c.mu.Lock()
+		time.Sleep(2 * time.Duration(s.config.ScanInterval))
+		now := c.tallies[0].samples
+		c.mu.Unlock()
+		if held == 0 {
+			before = now
+		}
+		if now > before+10 {
+			return
+		}
+	}
+	t.Error("it was hardly looked at")
 }
 
 func TestAPodThatTakesLongDoesNotDelayTheOthers(t *testing.T) {

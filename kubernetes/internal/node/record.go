@@ -130,13 +130,14 @@ func (r *Record) restored(request string, times int) *Record {
 	return &next
 }
 
-func (r *Record) asks() bool {
+// asks is how many reservations there are for threads that ask.
+func (r *Record) asks() (reservations int) {
 	for _, q := range r.Requests {
 		if q.Parameters.Selection() == reservation.SelectAsk {
-			return true
+			reservations += len(q.Devices)
 		}
 	}
-	return false
+	return reservations
 }
 
 // deviceName is the CDI name of a request. A request of a prioritised list has a slash, a CDI name may not.

@@ -89,8 +89,8 @@ func (n *Node) passGate(ctx context.Context, conn *net.UnixConn) error {
 	return n.enforce(ctx, c, request.Pid)
 }
 
-// serveAsks opens the socket of a claim whose threads ask. The returned function closes it.
-func (n *Node) serveAsks(ctx context.Context, claim types.UID) (stop func(), err error) {
+// serveAsks opens the socket of a claim whose threads ask for so many reservations. The returned function closes it.
+func (n *Node) serveAsks(ctx context.Context, claim types.UID, reservations int) (stop func(), err error) {
 	dir := n.records.askDir(claim)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("cannot make the socket of claim %s: %w", claim, err)
@@ -103,7 +103,7 @@ func (n *Node) serveAsks(ctx context.Context, claim types.UID) (stop func(), err
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var served sync.WaitGroup
 	served.Go(func() {
-		enforce.ServeAsks(ctx, listener, func() (enforce.Asker, error) { return n.askerOf(claim) })
+		enforce.ServeAsks(ctx, listener, reservations, func() (enforce.Asker, error) { return n.askerOf(claim) })
 	})
 	return func() { cancel(); served.Wait() }, nil
 }
