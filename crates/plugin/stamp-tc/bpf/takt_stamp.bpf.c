@@ -37,6 +37,8 @@ enum counter {
 	PADDED,
 	/* No memory, for instance. */
 	FAILED,
+	/* Of a protocol that is sealed to the end of the frame: see `sealed`. */
+	SEALED,
 	COUNTERS,
 };
 
@@ -171,6 +173,27 @@ static __always_inline int read(struct __sk_buff *skb, struct flow *flow)
 	return length;
 }
 
+/*
+ * SCTP's CRC32c and, by devices that encrypt, ESP's check value are made after this, over all that is behind the header: they would
+ * be over the trailer too, which the receiver cuts off.
+ */
+static __always_inline bool sealed(struct __sk_buff *skb, const struct flow *flow)
+{
+	__u32 at = LINK_HEADER + IPV6_HEADER;
+	__u8 protocol = flow->protocol, header[2];
+
+	/* Extension headers of IPv6 (RFC 8200, section 4.1). */
+	for (int headers = 0; headers < 8 && skb->protocol == bpf_htons(ETH_P_IPV6); headers++) {
+		if (protocol != IPPROTO_HOPOPTS && protocol != IPPROTO_ROUTING && protocol != IPPROTO_DSTOPTS)
+			break;
+		if (bpf_skb_load_bytes(skb, at, header, sizeof(header)))
+			break;
+		protocol = header[0];
+		at += (header[1] + 1) * 8;
+	}
+	return protocol == IPPROTO_SCTP || protocol == IPPROTO_ESP;
+}
+
 /* The next number of a flow. */
 static __always_inline bool number(const struct flow *flow, __u32 *next)
 {
@@ -203,6 +226,10 @@ int takt_stamp(struct __sk_buff *skb)
 		return TCX_NEXT;
 	if (length < 0) {
 		count(FRAGMENTED);
+		return TCX_NEXT;
+	}
+	if (sealed(skb, &flow)) {
+		count(SEALED);
 		return TCX_NEXT;
 	}
 	if (skb->gso_size) {

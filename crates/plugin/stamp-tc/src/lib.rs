@@ -123,6 +123,8 @@ pub struct Counters {
     pub padded: u64,
     /// The kernel had no memory, for instance.
     pub failed: u64,
+    /// They are SCTP or ESP, whose check values would be over the trailer too.
+    pub sealed: u64,
 }
 
 /// The program, attached as long as this lives.
@@ -205,6 +207,7 @@ impl Stamper {
             too_long: read(3)?,
             padded: read(4)?,
             failed: read(5)?,
+            sealed: read(6)?,
         })
     }
 }

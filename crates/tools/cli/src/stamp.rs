@@ -124,6 +124,7 @@ impl Account {
             (counters.fragmented, "not: fragments"),
             (counters.too_long, "not: longer than the MTU with a stamp"),
             (counters.padded, "not: something is behind the IP packet"),
+            (counters.sealed, "not: SCTP or ESP"),
             (counters.failed, "not: the kernel had no memory"),
         ] {
             if count > 0 {

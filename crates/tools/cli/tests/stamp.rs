@@ -250,6 +250,42 @@ fn receivers_get_what_was_sent_and_a_monitor_sees_when() {
     assert_eq!(of_length, expected, "{text}");
 }
 
+/// Packets of SCTP and ESP; those of IPv6 also behind an extension header.
+const SEALED: &str = r#"
+import socket, sys
+for protocol in (socket.IPPROTO_SCTP, socket.IPPROTO_ESP):
+    for family, address in ((socket.AF_INET, sys.argv[1]), (socket.AF_INET6, "fd00::1")):
+        s = socket.socket(family, socket.SOCK_RAW, protocol)
+        s.sendto(bytes(100), (address, 0))
+        if family == socket.AF_INET6:
+            # An empty header of destination options.
+            s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_DSTOPTS, bytes([0, 0, 1, 4, 0, 0, 0, 0]))
+            s.sendto(bytes(100), (address, 0))
+"#;
+
+#[test]
+fn what_is_sealed_to_its_end_is_left_as_it_is() {
+    let Some(lab) = lab() else { return };
+    let [near, far] = [lab.host(0), lab.host(1)];
+    for (host, address) in [(near, "fd00::1/64"), (far, "fd00::2/64")] {
+        ran(
+            host,
+            "ip",
+            &["address", "add", address, "dev", "eth0", "nodad"],
+        );
+    }
+    let stamp = stamp(far, "*");
+    ran(far, "python3", &["-c", SEALED, &near.address().to_string()]);
+    let (from, to) = (
+        bound(far, "0.0.0.0:0"),
+        bound(near, &format!("{}:5000", near.address())),
+    );
+    exchange(&from, &to, &[10], 1);
+    let counted = ended(stamp);
+    assert_eq!(counted["sealed"], 2 * 3, "{counted}");
+    assert!(counted["stamped"].as_u64() >= Some(1), "{counted}");
+}
+
 #[test]
 fn losses_of_any_flow_are_numbered_and_tcp_passes() {
     let Some(lab) = lab() else { return };
