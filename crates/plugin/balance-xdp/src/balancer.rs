@@ -20,13 +20,11 @@ use crate::beat::{Beat, Key};
 use crate::error::{Error, TO_LOAD};
 use crate::flow::Service;
 use crate::look;
-use crate::maps::{About, Counters, LAYOUT, Reach};
+use crate::maps::{About, Counters, LAYOUT, Reach, Waiting};
 use crate::program::Program;
 
 /// Beats that are read in one tick.
 const MOST_BEATS: usize = 4096;
-/// A queue to which nothing was sent for so long, and out of which nothing came, holds nothing: what is missing had no room in it.
-const SETTLED_NS: i64 = 100_000_000;
 /// Between two looks whether the interface is there.
 const LOOK_AT_INTERFACE_NS: i64 = 100_000_000;
 /// Bytes around a packet in a frame: Ethernet header and two VLAN tags.
@@ -131,9 +129,8 @@ struct Watched {
 /// A core at present.
 #[derive(Clone, Copy, Debug, Default)]
 struct Core {
-    sent: u64,
-    out: u64,
-    since_ns: i64,
+    /// Packets that wait for it.
+    waiting: u32,
     /// What one packet takes, as far as was seen, nanoseconds.
     service_ns: Option<i64>,
     /// When it was last seen with a queue, and how much it had done.
@@ -147,6 +144,7 @@ pub struct Balancer {
     node: Resources,
     table: Table,
     cores: Vec<Core>,
+    waiting: Waiting,
     neighbours: Vec<Watched>,
     next_hops: NextHops,
     generation: Option<u64>,
@@ -171,7 +169,7 @@ fn nanos(what: &'static str, time: Duration) -> Result<i64, Error> {
 }
 
 /// By `CLOCK_MONOTONIC`, the clock of the program.
-fn now_ns() -> i64 {
+pub(crate) fn now_ns() -> i64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
@@ -318,18 +316,13 @@ impl Balancer {
             })
             .transpose()
             .map_err(Error::system("listen for beats", TO_LOAD))?;
-        let cores = vec![
-            Core {
-                since_ns: now,
-                ..Core::default()
-            };
-            config.cores.len()
-        ];
+        let cores = vec![Core::default(); config.cores.len()];
         // The wishes are there before the first packet is.
         let mut this = Self {
             table,
             node,
             cores,
+            waiting: Waiting::new(&about, now),
             neighbours,
             next_hops,
             generation: None,
@@ -452,14 +445,8 @@ impl Balancer {
 
     fn look_at_cores(&mut self, now: i64) {
         for (number, core) in (0_u16..).zip(&mut self.cores) {
-            let (sent, out) = self.program.maps.queue(number.into());
-            if (sent, out) != (core.sent, core.out) {
-                (core.sent, core.out, core.since_ns) = (sent, out, now);
-            }
-            let mut waiting = u32::try_from(sent.saturating_sub(out)).unwrap_or(u32::MAX);
-            if waiting > 0 && now - core.since_ns > SETTLED_NS {
-                waiting = 0;
-            }
+            let waiting = self.waiting.look(&self.program.maps, number.into(), now);
+            core.waiting = waiting;
             let taken = self.program.maps.taken(number.into());
             // From one look with a queue to the next one all time went into packets.
             if let Some((at, before)) = core.busy
@@ -625,8 +612,7 @@ impl Balancer {
             let Some(Target::Core(core)) = self.table.target(bundle) else {
                 return None;
             };
-            let core = self.cores.get(usize::from(core))?;
-            u32::try_from(core.sent.saturating_sub(core.out)).ok()
+            Some(self.cores.get(usize::from(core))?.waiting)
         });
         cores.max().unwrap_or(0)
     }

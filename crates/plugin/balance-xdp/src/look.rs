@@ -6,13 +6,15 @@ use std::sync::atomic::Ordering;
 use takt_balance::Refused;
 use takt_balance::table::Target;
 
+use crate::balancer::now_ns;
 use crate::error::{Error, TO_FIND};
-use crate::maps::{About, Counters, LAYOUT, Maps};
+use crate::maps::{About, Counters, LAYOUT, Maps, Waiting};
 use crate::program::BALANCE;
 
 /// The load management of an interface, as anybody may see it.
 pub struct Look {
     maps: Maps,
+    waiting: Waiting,
     /// The program's number.
     id: u32,
 }
@@ -26,7 +28,7 @@ pub struct CoreStatus {
     pub bundles: usize,
     /// Packets that were sent to it.
     pub packets: u64,
-    /// Packets that wait for it.
+    /// Packets that wait for it, or for which its queue had no room since the last one that came out.
     pub waiting: u64,
     /// Packets for which its queue had no room, as far as later ones tell.
     pub lost: u64,
@@ -93,6 +95,7 @@ impl Look {
             }
             let maps = Maps::new(about, |name| find(&program, name))?;
             return Ok(Self {
+                waiting: Waiting::new(&maps.about, now_ns()),
                 maps,
                 id: program.id(),
             });
@@ -115,13 +118,12 @@ impl Look {
         status(&self.maps)
     }
 
-    /// How many packets wait for the core that has the fewest.
-    pub fn load(&self) -> u32 {
+    /// How many packets wait for the core that has the fewest; to be asked every so often, so that those for which a queue had no room
+    /// are told from those that wait.
+    pub fn load(&mut self) -> u32 {
+        let now = now_ns();
         let cores = 0..self.maps.about.cores;
-        let waiting = cores.map(|core| {
-            let (sent, out) = self.maps.queue(core);
-            u32::try_from(sent.saturating_sub(out)).unwrap_or(u32::MAX)
-        });
+        let waiting = cores.map(|core| self.waiting.look(&self.maps, core, now));
         waiting.min().unwrap_or(0)
     }
 

@@ -314,24 +314,28 @@ impl Maps {
         self.about.mask + 1
     }
 
-    /// Packets that a core got, and those that are out of its queue, by what it has let out last.
-    pub(crate) fn queue(&self, core: u32) -> (u64, u64) {
+    /// A core's cells: one for each receive queue.
+    pub(crate) fn cells(&self, core: u32) -> std::ops::Range<usize> {
         let first = (core * self.about.queues) as usize;
-        let cells = first..first + self.about.queues as usize;
-        let (mut sent, mut out) = (0_u64, 0_u64);
-        for cell in cells {
-            // Done first: it is never more than was sent before it was looked at.
-            out += self.done[cell].last.load(Ordering::Acquire);
-            sent += self.sent[cell].load(Ordering::Relaxed);
-        }
-        (sent, out)
+        first..first + self.about.queues as usize
+    }
+
+    /// Packets that a core got from a receive queue, and those that are out of its queue, by what it has let out last.
+    pub(crate) fn cell(&self, cell: usize) -> (u64, u64) {
+        // Done first: it is never more than was sent before it was looked at.
+        let out = self.done[cell].last.load(Ordering::Acquire);
+        (self.sent[cell].load(Ordering::Relaxed), out)
+    }
+
+    /// Packets that a core got, and those that are out of its queue, of all receive queues.
+    pub(crate) fn queue(&self, core: u32) -> (u64, u64) {
+        let cells = self.cells(core).map(|cell| self.cell(cell));
+        cells.fold((0, 0), |(sent, out), more| (sent + more.0, out + more.1))
     }
 
     /// Packets that a core took out of its queue: without those that had no room in it.
     pub(crate) fn taken(&self, core: u32) -> u64 {
-        let first = (core * self.about.queues) as usize;
-        let cells = &self.done[first..first + self.about.queues as usize];
-        cells
+        self.done[self.cells(core)]
             .iter()
             .map(|done| done.packets.load(Ordering::Relaxed))
             .sum()
@@ -349,9 +353,72 @@ impl Maps {
     }
 }
 
+/// A cell to which nothing was sent for so long, and out of which nothing came, holds nothing: what is missing had no room in the queue.
+const SETTLED_NS: i64 = 100_000_000;
+
+/// A cell as it was when it last changed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cell {
+    sent: u64,
+    out: u64,
+    since_ns: i64,
+}
+
+impl Cell {
+    /// How many packets wait.
+    fn look(&mut self, now_ns: i64, (sent, out): (u64, u64)) -> u64 {
+        if (sent, out) != (self.sent, self.out) {
+            (self.sent, self.out, self.since_ns) = (sent, out, now_ns);
+        }
+        match now_ns - self.since_ns > SETTLED_NS {
+            true => 0,
+            false => sent.saturating_sub(out),
+        }
+    }
+}
+
+/// What waits for cores, over time. The number of a packet that had no room comes out only with a later one's: each cell settles by
+/// itself, since others of its core may go on.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiting(Vec<Cell>);
+
+impl Waiting {
+    /// From now on.
+    pub(crate) fn new(about: &About, now_ns: i64) -> Self {
+        let cell = Cell {
+            since_ns: now_ns,
+            ..Cell::default()
+        };
+        Self(vec![cell; (about.cores * about.queues) as usize])
+    }
+
+    /// How many packets wait for a core.
+    pub(crate) fn look(&mut self, maps: &Maps, core: u32, now_ns: i64) -> u32 {
+        let cells = maps.cells(core);
+        let waiting = cells.map(|cell| self.0[cell].look(now_ns, maps.cell(cell)));
+        u32::try_from(waiting.sum::<u64>()).unwrap_or(u32::MAX)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_had_no_room_is_not_waited_for_though_other_cells_go_on() {
+        let mut cells = [Cell::default(); 2];
+        let mut look = |now_ns, numbers: [(u64, u64); 2]| {
+            let waiting = cells.iter_mut().zip(numbers);
+            waiting
+                .map(|(cell, numbers)| cell.look(now_ns, numbers))
+                .sum::<u64>()
+        };
+        // Of 100 packets the last 70 have had no room.
+        assert_eq!(look(1, [(100, 30), (5, 5)]), 70);
+        assert_eq!(look(SETTLED_NS, [(100, 30), (6, 5)]), 71);
+        assert_eq!(look(SETTLED_NS + 2, [(100, 30), (7, 6)]), 1);
+        assert_eq!(look(SETTLED_NS + 3, [(101, 101), (7, 7)]), 0);
+    }
 
     #[test]
     fn cells_are_as_long_as_the_strides_of_the_maps() {

@@ -173,7 +173,7 @@ impl<'a> Load<'a> {
                 }
             }
         }
-        self.look.as_ref().map_or(0, Look::load)
+        self.look.as_mut().map_or(0, Look::load)
     }
 }
 
