@@ -20,6 +20,9 @@ use crate::stamp::{Marks, Rtp, SenderReport, Stamp};
 pub const DRIFT_PPM: i64 = 200;
 /// Windows whose largest delay is kept for a sparkline.
 pub const TREND: usize = 16;
+/// A delay is unknown once as many packets, over so many windows, have come without one.
+const STALE_PACKETS: u32 = 16;
+const STALE_WINDOWS: i64 = 2;
 /// As many RTP packets in a row make a flow RTP (RFC 3550, appendix A.1 has 2).
 const RTP_PROBATION: u8 = 3;
 
@@ -99,6 +102,11 @@ impl Jitter {
         }
         self.transit = Some(transit);
     }
+
+    /// As of now; `None` also where what it goes by is unknown by now.
+    fn now(&self) -> Option<f64> {
+        (self.count > 0 && self.transit.is_some()).then_some(self.value)
+    }
 }
 
 /// What a table lets flows do.
@@ -139,8 +147,15 @@ pub struct Flow {
     gap: Range,
     last_gap_ns: Option<i64>,
     delay: Range,
+    /// `None`: unknown, as before the first one.
     last_delay_ns: Option<i64>,
+    /// When that was, and packets without one since.
+    delay_at_ns: i64,
+    undelayed: u32,
+    /// Whether delays go by stamps, not by shifts. Both are never mixed.
     stamped: bool,
+    /// The next packet shows what packets carry.
+    pub(crate) unrecognised: bool,
     jitter: Jitter,
     /// Time between two beats less the period.
     deviation: Range,
@@ -206,7 +221,10 @@ impl Flow {
             last_gap_ns: None,
             delay: Range::default(),
             last_delay_ns: None,
+            delay_at_ns: now_ns,
+            undelayed: 0,
             stamped: false,
+            unrecognised: false,
             jitter: Jitter::default(),
             deviation: Range::default(),
             last_deviation_ns: None,
@@ -238,7 +256,7 @@ impl Flow {
         self.signal.level()
     }
 
-    /// The delay of the last packet, nanoseconds.
+    /// The delay of the last packet that told one, nanoseconds; `None`, too, if that is long ago.
     pub fn last_delay_ns(&self) -> Option<i64> {
         self.last_delay_ns
     }
@@ -326,6 +344,9 @@ impl Flow {
         let starts_burst = self.bursts(now_ns, gap, first, spec, rules);
         let is_beat = starts_burst || spec.is_none_or(|spec| spec.max_burst.unwrap_or(1) <= 1);
         self.last_deviation_ns = None;
+        // Beats stand in for stamps only where none is known of.
+        let by_stamp = marks.sent_ns.is_some();
+        let by_beat = !by_stamp && !(self.stamped && self.last_delay_ns.is_some());
         let shift = match spec.and_then(|spec| spec.period_ns) {
             Some(period) if is_beat && !matches!(step, Some(Step::Late | Step::Duplicate)) => {
                 // Numbers of packets are numbers of beats only where each packet is a beat.
@@ -337,18 +358,17 @@ impl Flow {
                     }
                     _ => None,
                 };
-                self.beat(
-                    now_ns,
-                    period,
-                    by_number,
-                    rtp.is_some() || marks.sent_ns.is_some(),
-                )
+                self.beat(now_ns, period, by_number, rtp.is_some() || !by_beat)
             }
             _ => None,
         };
-        self.stamped = marks.sent_ns.is_some();
+        let shift = shift.filter(|_| by_beat);
         let delay = marks.sent_ns.map(|sent| now_ns.saturating_sub(sent));
-        if marks.sent_ns.is_some()
+        if (by_stamp || shift.is_some()) && by_stamp != self.stamped {
+            self.stamped = by_stamp;
+            self.forget_delay(rtp.is_some());
+        }
+        if by_stamp
             && rtp.is_none()
             && !matches!(step, Some(Step::Late | Step::Duplicate))
             && let Some(transit) = delay
@@ -357,13 +377,24 @@ impl Flow {
         }
         if let Some(delay) = delay.or(shift) {
             self.last_delay_ns = Some(delay);
+            (self.delay_at_ns, self.undelayed) = (now_ns, 0);
             self.delay.take(delay);
             self.window.worst_ns = self.window.worst_ns.max(delay);
             if let Some(histograms) = &mut self.histograms {
                 histograms.delay.record(delay);
             }
-        } else if self.delay.count == 0 {
-            self.window.worst_ns = self.window.worst_ns.max(gap);
+        } else {
+            self.undelayed = self.undelayed.saturating_add(1);
+            let stale_ns = rules.window_ns.saturating_mul(STALE_WINDOWS);
+            if self.undelayed >= STALE_PACKETS && now_ns - self.delay_at_ns >= stale_ns {
+                self.last_delay_ns = None;
+                if rtp.is_none() {
+                    self.jitter.transit = None;
+                }
+            }
+            if self.delay.count == 0 {
+                self.window.worst_ns = self.window.worst_ns.max(gap);
+            }
         }
         let Some(spec) = spec else {
             return Change::default();
@@ -473,11 +504,34 @@ impl Flow {
         }
     }
 
-    /// Another specification, or none: the level begins anew.
-    pub(crate) fn set_spec(&mut self, spec: Option<u16>) {
+    /// Delays go by something else from now on. Jitter, too, but RTP's, which has its own clock.
+    fn forget_delay(&mut self, has_media_clock: bool) {
+        self.last_delay_ns = None;
+        self.delay = Range::default();
+        if let Some(histograms) = &mut self.histograms {
+            histograms.delay = Histogram::default();
+        }
+        if !has_media_clock {
+            self.jitter = Jitter::default();
+        }
+    }
+
+    /// Another specification, or none: the level begins anew, and delays by beats. `stamp`: where packets are to be read in another way,
+    /// how; then all that goes by what they carry begins anew.
+    pub(crate) fn set_spec(&mut self, spec: Option<u16>, stamp: Option<Stamp>) {
         self.spec = spec;
         self.signal = Signal::default();
-        self.due_ns = None;
+        (self.due_ns, self.presumed, self.last_deviation_ns) = (None, 0, None);
+        if let Some(stamp) = stamp {
+            self.stamp = stamp;
+            self.unrecognised = stamp == Stamp::Auto;
+            (self.rtp, self.sequence, self.loss_run) = (None, None, 0);
+            (self.window.lost, self.last_window.lost) = (0, 0);
+            self.stamped = false;
+            self.forget_delay(false);
+        } else if !self.stamped {
+            self.forget_delay(self.rtp.is_some());
+        }
     }
 
     /// Whether RTP was believed: enough packets in a row.
@@ -596,8 +650,7 @@ impl Flow {
             nanos(self.last_deviation_ns),
             nanos(spec.tolerance_ns),
         );
-        let jitter = (self.jitter.count > 0).then_some(self.jitter.value);
-        judge(Kpi::Jitter, jitter, nanos(spec.max_jitter_ns));
+        judge(Kpi::Jitter, self.jitter.now(), nanos(spec.max_jitter_ns));
         judge(Kpi::Loss, self.loss(), spec.max_loss);
         // A burst of the size that is allowed is no warning: sizes are what they are.
         let burst = f64::from(self.burst);
@@ -654,7 +707,7 @@ impl Flow {
         let nanos = |value: Option<i64>| value.map(|value| value as f64);
         match kpi {
             Kpi::Delay => nanos(self.last_delay_ns),
-            Kpi::Jitter => (self.jitter.count > 0).then_some(self.jitter.value),
+            Kpi::Jitter => self.jitter.now(),
             Kpi::Deviation => nanos(self.last_deviation_ns),
             Kpi::Gap => nanos(self.last_gap_ns),
             Kpi::Silence => Some((now_ns - self.last_ns).max(0) as f64),

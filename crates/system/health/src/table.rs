@@ -183,6 +183,15 @@ pub struct RuleCount {
     pub active: u64,
 }
 
+/// What decides how the packets of a flow are read.
+fn read_as(spec: Option<&Spec>) -> (Stamp, Option<i64>, Option<u32>) {
+    spec.map_or((Stamp::Auto, None, None), |spec| {
+        let transit =
+            (spec.max_transit_ns != crate::spec::CLASS_A_TRANSIT_NS).then_some(spec.max_transit_ns);
+        (spec.stamp, transit, spec.rtp_clock)
+    })
+}
+
 impl Table {
     /// An empty table. Memory is taken as flows come.
     pub fn new(config: Config, document: Document) -> Self {
@@ -390,6 +399,9 @@ impl Table {
         let spec = flow
             .spec
             .and_then(|spec| self.document.specs.get(usize::from(spec)));
+        if std::mem::take(&mut flow.unrecognised) {
+            flow.stamp = Stamp::recognise(&key, payload);
+        }
         let undeclared = spec.is_none_or(|spec| spec.stamp == Stamp::Auto);
         if marks.is_some() && undeclared && matches!(flow.stamp, Stamp::Auto | Stamp::None) {
             flow.stamp = Stamp::Trailer;
@@ -618,7 +630,14 @@ impl Table {
                 .specs
                 .iter()
                 .position(|spec| spec.pattern.matches(&flow.key));
-            flow.set_spec(spec.map(|spec| spec as u16));
+            let was = read_as(
+                self.document
+                    .specs
+                    .get(flow.spec.map_or(usize::MAX, usize::from)),
+            );
+            let is = read_as(spec.and_then(|spec| document.specs.get(spec)));
+            let stamp = (is != was).then_some(is.0);
+            flow.set_spec(spec.map(|spec| spec as u16), stamp);
             let rules = document.rules.iter().enumerate();
             flow.rules = rules
                 .filter(|(_, rule)| rule.pattern.matches(&flow.key))

@@ -358,6 +358,113 @@ fn trailers_tell_delay_and_loss_of_flows_that_carry_nothing() {
     assert_eq!(flows.len(), 3);
 }
 
+/// A packet that `takt stamp` has stamped.
+fn stamped(packet: &[u8], sequence: u32, sent_ns: i64) -> Vec<u8> {
+    let trailer = Trailer { sequence, sent_ns };
+    [packet, &trailer.emit()].concat()
+}
+
+#[test]
+fn a_delay_is_unknown_when_stamps_have_ended_for_a_while() {
+    let mut table = table(
+        "[[flow]]\nname = \"a\"\nmatch = \"*\"\nmax-delay = \"1ms\"\nmax-jitter = \"100us\"\n\
+         [[rule]]\nname = \"late\"\nwhen = \"delay > 1ms\"\ndo = [\"event\"]\n",
+    );
+    let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+    let mut now = START;
+    for number in 0..20 {
+        now += 10 * MS;
+        let delay = 5 * MS + i64::from(number % 2) * 2 * MS;
+        take(&mut table, now, &stamped(&packet, number, now - delay));
+    }
+    assert_eq!(only(&table).level(), Level::Red);
+    // A few packets without are nothing yet.
+    for _ in 0..10 {
+        now += 10 * MS;
+        take(&mut table, now, &packet);
+    }
+    assert!(only(&table).last_delay_ns().is_some());
+    for _ in 0..400 {
+        now += 10 * MS;
+        take(&mut table, now, &packet);
+    }
+    let flow = only(&table);
+    assert_eq!((flow.last_delay_ns(), flow.level()), (None, Level::Green));
+    assert_eq!(rules(&mut table), [true, false]);
+    // What there was is still told, and stamps that come again are taken.
+    let report = only(&table).report(None);
+    assert_eq!(report.delay.map(|delay| delay.max_ns), Some(7 * MS));
+    take(&mut table, now, &stamped(&packet, 20, now - MS / 2));
+    assert_eq!(only(&table).last_delay_ns(), Some(MS / 2));
+}
+
+#[test]
+fn delays_of_a_flow_are_by_stamps_or_by_beats_and_never_by_both() {
+    let mut table = table("[[flow]]\nname = \"a\"\nmatch = \"*\"\nperiod = \"10ms\"\n");
+    let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+    let mut now = START;
+    take(&mut table, now, &packet);
+    assert_eq!(only(&table).report(None).delay_by, Some("shift"));
+    for number in 0..100 {
+        now += 10 * MS;
+        take(&mut table, now, &stamped(&packet, number, now - 3 * MS));
+        now += 10 * MS;
+        take(&mut table, now, &packet);
+        assert_eq!(only(&table).last_delay_ns(), Some(3 * MS));
+    }
+    let report = only(&table).report(None);
+    let delay = report.delay.map(|delay| (delay.min_ns, delay.max_ns));
+    assert_eq!(
+        (report.delay_by, delay),
+        (Some("stamp"), Some((3 * MS, 3 * MS)))
+    );
+    // Stamps have ended: beats tell again, from their own beginning.
+    for _ in 0..300 {
+        now += 10 * MS;
+        take(&mut table, now, &packet);
+    }
+    let report = only(&table).report(None);
+    let delay = report.delay.map(|delay| (delay.min_ns, delay.max_ns));
+    assert_eq!((report.delay_by, delay), (Some("shift"), Some((0, 0))));
+}
+
+#[test]
+fn another_stamp_of_other_specifications_is_read_from_then_on() {
+    let document = |stamp: &str| {
+        let text = format!(
+            "[[flow]]\nname = \"a\"\nmatch = \"*\"\nmax-delay = \"1ms\"\nstamp = \"{stamp}\"\n"
+        );
+        Document::read(&text).expect("a document")
+    };
+    let mut table = Table::new(Config::default(), document("trailer"));
+    let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+    let take = |table: &mut Table, at| {
+        let now = START + at * MS;
+        let _ = take(table, now, &stamped(&packet, at as u32 * 2, now - 3 * MS));
+    };
+    (0..10).for_each(|at| take(&mut table, at));
+    let told = |table: &Table| {
+        let flow = only(table);
+        let report = flow.report(None);
+        (
+            report.carries,
+            flow.last_delay_ns(),
+            report.lost,
+            flow.level(),
+        )
+    };
+    let of_trailers = ("trailer", Some(3 * MS), Some(9), Level::Red);
+    assert_eq!(told(&table), of_trailers);
+    table.replace_document(document("none"));
+    (10..20).for_each(|at| take(&mut table, at));
+    assert_eq!(told(&table), ("none", None, None, Level::Green));
+    for stamp in ["trailer", "none", "auto"] {
+        table.replace_document(document(stamp));
+        (20..30).for_each(|at| take(&mut table, at));
+    }
+    assert_eq!(told(&table), of_trailers);
+}
+
 /// Whether rules began or ended, in this order.
 fn rules(table: &mut Table) -> Vec<bool> {
     let events = table.take_events();
