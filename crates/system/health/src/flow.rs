@@ -143,6 +143,8 @@ pub struct Flow {
     time_back: u32,
     sequence: Option<Sequence>,
     loss_run: u64,
+    /// Beats that were missing before a number that went astray.
+    missing_astray: u64,
     rtp: Option<RtpState>,
     gap: Range,
     last_gap_ns: Option<i64>,
@@ -216,6 +218,7 @@ impl Flow {
             time_back: 0,
             sequence: None,
             loss_run: 0,
+            missing_astray: 0,
             rtp: None,
             gap: Range::default(),
             last_gap_ns: None,
@@ -332,14 +335,19 @@ impl Flow {
             Some(header) => self.rtp(header, now_ns, spec, rules),
             None => marks.unwrap_or_default(),
         };
+        let period = spec.and_then(|spec| spec.period_ns);
         let step = marks.sequence.map(|(number, bits)| {
             let sequence = self.sequence.get_or_insert_with(|| Sequence::new(bits));
-            sequence.take(number)
+            match period {
+                // Few numbers have come round meanwhile, perhaps more than once.
+                Some(period) if (gap / period) as u64 > sequence.dropout() => {
+                    sequence.go_on(number)
+                }
+                _ => sequence.take(number),
+            }
         });
         if let Some(Step::Next { lost: lost @ 1.. }) = step {
-            self.loss_run = self.loss_run.max(lost);
-            let lost = u32::try_from(lost).unwrap_or(u32::MAX);
-            self.window.lost = self.window.lost.saturating_add(lost);
+            self.note_loss(lost);
         }
         let starts_burst = self.bursts(now_ns, gap, first, spec, rules);
         let is_beat = starts_burst || spec.is_none_or(|spec| spec.max_burst.unwrap_or(1) <= 1);
@@ -347,7 +355,13 @@ impl Flow {
         // Beats stand in for stamps only where none is known of.
         let by_stamp = marks.sent_ns.is_some();
         let by_beat = !by_stamp && !(self.stamped && self.last_delay_ns.is_some());
-        let shift = match spec.and_then(|spec| spec.period_ns) {
+        let missing = self.missing;
+        if let (Some(period), Some(Step::Restart { late })) = (period, step) {
+            // These were beats.
+            self.last_beat_ns += period.saturating_mul(late as i64);
+            self.due_ns = (self.due_ns).map(|due| due + period.saturating_mul(late as i64));
+        }
+        let shift = match period {
             Some(period) if is_beat && !matches!(step, Some(Step::Late | Step::Duplicate)) => {
                 // Numbers of packets are numbers of beats only where each packet is a beat.
                 let by_number = match step {
@@ -362,6 +376,20 @@ impl Flow {
             }
             _ => None,
         };
+        let missing = self.missing.saturating_sub(missing);
+        match step {
+            Some(Step::Astray) => self.missing_astray += missing,
+            // What numbers do not tell of, beats do.
+            Some(Step::Restart { .. }) => {
+                let lost = missing + std::mem::take(&mut self.missing_astray);
+                if let Some(sequence) = &mut self.sequence {
+                    sequence.lose(lost);
+                }
+                self.note_loss(lost);
+            }
+            Some(_) => self.missing_astray = 0,
+            None => {}
+        }
         let shift = shift.filter(|_| by_beat);
         let delay = marks.sent_ns.map(|sent| now_ns.saturating_sub(sent));
         if (by_stamp || shift.is_some()) && by_stamp != self.stamped {
@@ -401,6 +429,13 @@ impl Flow {
         };
         let (wanted, why) = self.assess(spec);
         self.call(wanted, why, now_ns, spec)
+    }
+
+    /// So many packets in a row were lost.
+    fn note_loss(&mut self, lost: u64) {
+        self.loss_run = self.loss_run.max(lost);
+        let lost = u32::try_from(lost).unwrap_or(u32::MAX);
+        self.window.lost = self.window.lost.saturating_add(lost);
     }
 
     fn call(&mut self, wanted: Level, why: Option<Kpi>, now_ns: i64, spec: &Spec) -> Change {

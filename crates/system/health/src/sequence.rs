@@ -2,10 +2,16 @@
 //!
 //! As in RFC 3550, appendix A.1 and A.3: what is expected goes by the highest number, and a jump that is too far to
 //! be loss is a restart once the next number follows it. A packet that comes late is not lost, but reordered; one
-//! whose number was seen among the last 64 is a duplicate.
+//! whose number was seen among the last 64 is a duplicate. What is later than that may also be a sender that has begun
+//! anew a little behind: that is told by how many follow each other.
 
-/// Jumps forward beyond this many packets (or a quarter of the numbers, if there are fewer) are restarts.
+/// Jumps forward beyond this many packets (or a quarter of the numbers, if there are fewer) are restarts, of numbers of 16 bits. Of longer
+/// ones as many times more as there are more numbers, up to [`MOST_DROPOUT`].
 const MAX_DROPOUT: u64 = 3000;
+/// Nearly three minutes of 100,000 packets a second.
+const MOST_DROPOUT: u64 = 1 << 24;
+/// As many late packets that follow each other, with none ahead between them, are a restart.
+const LATE_RUN: u64 = 64;
 /// How far back numbers are remembered.
 const REMEMBERED: u64 = 64;
 
@@ -25,8 +31,11 @@ pub enum Step {
     Duplicate,
     /// Too far away to tell; if the next one follows it, the sender has begun anew.
     Astray,
-    /// The sender has begun anew with the number before this one.
-    Restart,
+    /// The sender has begun anew with the number before this one, or with one so many packets earlier that were taken for late.
+    Restart {
+        /// How many those are.
+        late: u64,
+    },
 }
 
 /// The numbers of one flow.
@@ -37,6 +46,8 @@ pub struct Sequence {
     seen: u64,
     /// What would follow a number that went astray.
     astray: u64,
+    /// Late packets that follow each other, beyond what is remembered; not counted yet.
+    run: u64,
     bits: u8,
     started: bool,
     /// How many packets were lost.
@@ -56,6 +67,7 @@ impl Sequence {
             highest: 0,
             seen: 0,
             astray: u64::MAX,
+            run: 0,
             bits: bits.clamp(8, 64),
             started: false,
             lost: 0,
@@ -69,9 +81,33 @@ impl Sequence {
         u64::MAX >> (64 - u32::from(self.bits))
     }
 
+    /// The longest jump that is loss.
+    pub fn dropout(&self) -> u64 {
+        let more = self.bits.saturating_sub(16).min(24);
+        (MAX_DROPOUT << more).min(MOST_DROPOUT).min(self.mask() / 4)
+    }
+
     fn begin(&mut self, number: u64) {
         (self.highest, self.seen, self.started) = (number, 1, true);
-        self.astray = u64::MAX;
+        (self.astray, self.run) = (u64::MAX, 0);
+    }
+
+    /// Goes on with this number, whatever was before: so much time has passed that numbers do not tell how many are missing.
+    pub fn go_on(&mut self, number: u64) -> Step {
+        self.begin(number & self.mask());
+        Step::Restart { late: 0 }
+    }
+
+    /// Takes packets for lost that numbers say nothing of.
+    pub fn lose(&mut self, lost: u64) {
+        self.lost = self.lost.saturating_add(lost);
+    }
+
+    /// The run of late packets was one.
+    fn end_run(&mut self) {
+        self.reordered += self.run;
+        self.lost = self.lost.saturating_sub(self.run);
+        self.run = 0;
     }
 
     /// Takes the number of the next packet.
@@ -84,7 +120,7 @@ impl Sequence {
             return Step::First;
         }
         let ahead = number.wrapping_sub(self.highest) & mask;
-        let far = MAX_DROPOUT.min(mask / 4);
+        let far = self.dropout();
         if ahead == 0 {
             self.duplicates += 1;
             return Step::Duplicate;
@@ -97,6 +133,7 @@ impl Sequence {
             };
             self.highest = number;
             self.astray = u64::MAX;
+            self.end_run();
             self.lost += ahead - 1;
             return Step::Next { lost: ahead - 1 };
         }
@@ -113,14 +150,32 @@ impl Sequence {
             self.lost = self.lost.saturating_sub(1);
             return Step::Late;
         }
-        if self.astray == number {
-            self.begin(number);
-            // The one that went astray was the first.
-            self.seen |= 2;
-            self.restarts += 1;
-            return Step::Restart;
-        }
+        let follows = self.astray == number;
+        let in_row = if follows { self.run } else { 0 };
         self.astray = number.wrapping_add(1) & mask;
+        // Counters begin at 0 or 1: a second one from there on is none that is late.
+        let begins = self.bits >= 32 && in_row == 1 && number <= 2;
+        let went_astray = follows && in_row == 0;
+        if behind <= far && !begins && !went_astray && in_row < LATE_RUN {
+            if !follows {
+                self.end_run();
+            }
+            self.run += 1;
+            return Step::Late;
+        }
+        if follows {
+            let late = std::mem::take(&mut self.run);
+            self.begin(number);
+            // The ones before it were the first.
+            self.seen |= if late >= 63 {
+                u64::MAX
+            } else {
+                (2 << late.max(1)) - 1
+            };
+            self.restarts += 1;
+            return Step::Restart { late };
+        }
+        self.end_run();
         Step::Astray
     }
 }
@@ -152,10 +207,65 @@ mod tests {
         sequence.take(10);
         assert_eq!(sequence.take(4_000_000_000), Step::Astray);
         assert_eq!(sequence.take(11), Step::Next { lost: 0 });
-        assert_eq!(sequence.take(1_000_000), Step::Astray);
-        assert_eq!(sequence.take(1_000_001), Step::Restart);
-        assert_eq!(sequence.take(1_000_002), Step::Next { lost: 0 });
+        assert_eq!(sequence.take(100_000_000), Step::Astray);
+        assert_eq!(sequence.take(100_000_001), Step::Restart { late: 0 });
+        assert_eq!(sequence.take(100_000_002), Step::Next { lost: 0 });
+        assert_eq!(sequence.take(100_000_000), Step::Duplicate);
         assert_eq!((sequence.lost, sequence.restarts), (0, 1));
+    }
+
+    #[test]
+    fn how_far_a_jump_may_be_goes_by_how_many_numbers_there_are() {
+        for (bits, most) in [
+            (8, 63),
+            (16, 3000),
+            (24, 768_000),
+            (32, 1 << 24),
+            (64, 1 << 24),
+        ] {
+            let mut sequence = Sequence::new(bits);
+            sequence.take(0);
+            assert_eq!(sequence.take(most), Step::Next { lost: most - 1 }, "{bits}");
+            assert_eq!(sequence.take(2 * most + 1), Step::Astray, "{bits}");
+        }
+    }
+
+    #[test]
+    fn packets_that_are_very_late_are_no_restart() {
+        let mut sequence = Sequence::new(32);
+        let take = |sequence: &mut Sequence, numbers: std::ops::Range<u64>| {
+            numbers.map(|number| sequence.take(number)).last()
+        };
+        take(&mut sequence, 1000..1100);
+        take(&mut sequence, 1150..1300);
+        assert_eq!(sequence.lost, 50);
+        assert_eq!(take(&mut sequence, 1100..1150), Some(Step::Late));
+        assert_eq!(sequence.take(1300), Step::Next { lost: 0 });
+        assert_eq!(
+            (sequence.lost, sequence.reordered, sequence.restarts),
+            (0, 50, 0)
+        );
+    }
+
+    #[test]
+    fn a_sender_that_begins_anew_a_little_behind_has_begun_anew() {
+        // At its first number, at once.
+        let mut sequence = Sequence::new(32);
+        (0..500).for_each(|number| drop(sequence.take(number)));
+        assert_eq!(sequence.take(0), Step::Late);
+        assert_eq!(sequence.take(1), Step::Restart { late: 1 });
+        // Anywhere, when it has gone on for a while.
+        let mut sequence = Sequence::new(16);
+        (2000..3000).for_each(|number| drop(sequence.take(number)));
+        let steps: Vec<_> = (2500..2600).map(|number| sequence.take(number)).collect();
+        assert_eq!(steps[63], Step::Late);
+        assert_eq!(steps[64], Step::Restart { late: 64 });
+        assert_eq!(steps[99], Step::Next { lost: 0 });
+        assert_eq!(sequence.take(2598), Step::Duplicate);
+        assert_eq!(
+            (sequence.lost, sequence.reordered, sequence.restarts),
+            (0, 0, 1)
+        );
     }
 
     proptest! {

@@ -465,6 +465,51 @@ fn another_stamp_of_other_specifications_is_read_from_then_on() {
     assert_eq!(told(&table), of_trailers);
 }
 
+/// An AVTP packet of a stream.
+fn avtp(sequence: u8) -> Vec<u8> {
+    let mut frame = vec![0x91, 0xe0, 0xf0, 0, 0, 1, 2, 0, 0, 0, 0, 1, 0x22, 0xf0];
+    frame.extend([2, 0x80, sequence, 0]);
+    frame.extend([0; 40]);
+    frame
+}
+
+#[test]
+fn long_outages_are_loss_also_where_numbers_come_round_or_begin_anew() {
+    let document = "[[flow]]\nname = \"a\"\nmatch = \"*\"\nperiod = \"1ms\"\nmax-loss = \"1%\"\n";
+    // An outage of so many packets, whose numbers the sender has counted or not.
+    for (missing, after) in [
+        (50, 150),
+        (100, 200),
+        (256, 356),
+        (300, 400),
+        (5000, 5100),
+        (300, 0),
+    ] {
+        let mut streams = table(document);
+        let mut trailers = table(document);
+        let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+        let mut take_both = |at: i64, number: u32| {
+            let now = START + at * MS;
+            let frame = avtp(number as u8);
+            let _ = streams.take(now, LinkType::Ethernet, &frame, frame.len() as u32);
+            take(&mut trailers, now, &stamped(&packet, number, now));
+        };
+        (0..100).for_each(|at| take_both(at.into(), at));
+        (0..100).for_each(|at| take_both(i64::from(100 + missing + at), after + at));
+        for table in [&streams, &trailers] {
+            let flow = only(table);
+            let report = flow.report(None);
+            let told = (report.lost, report.longest_loss, report.worst_level);
+            let missing = missing as u64;
+            assert_eq!(
+                told,
+                (Some(missing), Some(missing), Level::Red),
+                "{report:?}"
+            );
+        }
+    }
+}
+
 /// Whether rules began or ended, in this order.
 fn rules(table: &mut Table) -> Vec<bool> {
     let events = table.take_events();
