@@ -174,6 +174,26 @@ impl Pattern {
         }
     }
 
+    /// Whether everything is given: who makes up flows finds next to none that are meant.
+    pub fn is_full(&self) -> bool {
+        match self.what {
+            What::All | What::Channel(_) => false,
+            What::Stream { mac, vlan } => mac.is_some() && vlan.is_some(),
+            What::Tuple(Tuple {
+                protocol,
+                source,
+                destination,
+            }) => {
+                let given = |side: Side| {
+                    // Of TCP, UDP, DCCP and SCTP alone there are ports.
+                    let has_ports = matches!(protocol, Some(6 | 17 | 33 | 132));
+                    side.address.is_some() && (side.port.is_some() || !has_ports)
+                };
+                protocol.is_some() && given(source) && given(destination)
+            }
+        }
+    }
+
     /// Whether a flow is meant.
     pub fn matches(&self, key: &FlowKey) -> bool {
         match self.what {

@@ -2,7 +2,8 @@
 //!
 //! A table belongs to one thread; with several receive queues each has its own. When it is full, a flow that was idle
 //! gives its place; if none is found within a few looks, the new flow is not taken and its packets are counted
-//! together. Flows with a specification are never given up for others.
+//! together. A flow with a specification gets in before those without, as long as its specification has no more than its share of the
+//! table; one whose pattern gives everything stays for good. Of other patterns anybody can make flows up, so those go when they are idle.
 
 use std::collections::{HashMap, VecDeque};
 use std::iter::Sum;
@@ -73,7 +74,7 @@ pub struct Counters {
     pub malformed: u64,
     /// Packets of flows for which there was no room.
     pub no_room: u64,
-    /// Flows that went because they were idle and room was needed.
+    /// Flows that went because room was needed.
     pub aged: u64,
     /// Events that nobody took in time.
     pub events_lost: u64,
@@ -169,6 +170,9 @@ pub struct Table {
     hand: usize,
     swept: usize,
     histograms: usize,
+    /// How many flows each specification has, and which of them name one flow alone.
+    spec_flows: Vec<usize>,
+    full: Vec<bool>,
     /// How often each rule began, and for how many flows it holds.
     rule_counts: Vec<RuleCount>,
     latest_ns: i64,
@@ -192,10 +196,17 @@ fn read_as(spec: Option<&Spec>) -> (Stamp, Option<i64>, Option<u32>) {
     })
 }
 
+/// Which specifications name one flow alone.
+fn full(document: &Document) -> Vec<bool> {
+    let specs = document.specs.iter();
+    specs.map(|spec| spec.pattern.is_full()).collect()
+}
+
 impl Table {
     /// An empty table. Memory is taken as flows come.
     pub fn new(config: Config, document: Document) -> Self {
         let rules = document.rules.len();
+        let full = full(&document);
         Self {
             config: Config {
                 capacity: config.capacity.clamp(1, 1 << 28),
@@ -210,6 +221,8 @@ impl Table {
             hand: 0,
             swept: 0,
             histograms: 0,
+            spec_flows: vec![0; full.len()],
+            full,
             rule_counts: vec![RuleCount::default(); rules],
             latest_ns: i64::MIN,
         }
@@ -475,8 +488,11 @@ impl Table {
         // First of all whether there is room: who makes flows up costs no more than that.
         let at = match self.flows.len() < self.config.capacity {
             true => self.flows.len(),
-            false => self.make_room(spec.is_some(), now_ns)?,
+            false => self.make_room(spec, now_ns)?,
         };
+        if let Some(spec) = spec {
+            self.spec_flows[spec] += 1;
+        }
         let declared = spec.map(|spec| self.document.specs[spec].stamp);
         let stamp = match declared {
             Some(Stamp::Auto) | None => Stamp::recognise(&key, payload),
@@ -499,24 +515,45 @@ impl Table {
         Some(at)
     }
 
-    /// Forgets a flow of a full table: one that nobody declared and that is idle, or that gives way to one that somebody did. Where it was;
-    /// `None`: there is none nearby.
-    fn make_room(&mut self, declared: bool, now_ns: i64) -> Option<usize> {
-        for _ in 0..LOOKS.min(self.flows.len()) {
-            self.hand = (self.hand + 1) % self.flows.len();
-            let old = &self.flows[self.hand];
-            let may_go =
-                old.spec.is_none() && (declared || now_ns - old.last_ns >= self.config.idle_ns);
-            if may_go {
-                self.histograms -= usize::from(old.has_histograms());
-                let key = old.key;
-                self.end_rules(self.hand, now_ns);
-                self.index.remove(&key);
-                self.counters.aged += 1;
-                return Some(self.hand);
+    /// How many flows of one specification a full table has at most, where others want in.
+    fn share(&self) -> usize {
+        let wide = self.full.iter().filter(|full| !**full).count();
+        (self.config.capacity / (wide + 1)).max(1)
+    }
+
+    /// Forgets a flow of a full table for one of this specification, if any: that which has been idle for longest, of those nearby that
+    /// may go. Where it was; `None`: there is none.
+    fn make_room(&mut self, spec: Option<usize>, now_ns: i64) -> Option<usize> {
+        let share = self.share();
+        let wanted = spec.filter(|spec| self.spec_flows[*spec] < share);
+        let wanted_alone = wanted.is_some_and(|spec| self.full[spec]);
+        let may_go = |old: &Flow| {
+            let idle = now_ns - old.last_ns >= self.config.idle_ns;
+            match old.spec.map(usize::from) {
+                None => idle || wanted.is_some(),
+                Some(spec) => {
+                    let beyond = self.spec_flows[spec] > share;
+                    let kept = self.full[spec] && !beyond;
+                    !kept && (idle || wanted_alone || (beyond && wanted.is_some()))
+                }
             }
+        };
+        let count = self.flows.len();
+        let near = (1..=LOOKS.min(count)).map(|step| (self.hand + step) % count);
+        let near = near.filter(|at| may_go(&self.flows[*at]));
+        let goes = near.min_by_key(|at| self.flows[*at].last_ns);
+        self.hand = (self.hand + LOOKS.min(count)) % count;
+        let at = goes?;
+        let old = &self.flows[at];
+        self.histograms -= usize::from(old.has_histograms());
+        if let Some(spec) = old.spec {
+            self.spec_flows[usize::from(spec)] -= 1;
         }
-        None
+        let key = old.key;
+        self.end_rules(at, now_ns);
+        self.index.remove(&key);
+        self.counters.aged += 1;
+        Some(at)
     }
 
     /// Tells a new level, and steps the flow's rules.
@@ -625,6 +662,8 @@ impl Table {
             self.end_rules(at, self.flows[at].last_ns);
         }
         self.rule_counts = vec![RuleCount::default(); document.rules.len()];
+        self.full = full(&document);
+        self.spec_flows = vec![0; self.full.len()];
         for flow in &mut self.flows {
             let spec = document
                 .specs
@@ -638,6 +677,9 @@ impl Table {
             let is = read_as(spec.and_then(|spec| document.specs.get(spec)));
             let stamp = (is != was).then_some(is.0);
             flow.set_spec(spec.map(|spec| spec as u16), stamp);
+            if let Some(spec) = spec {
+                self.spec_flows[spec] += 1;
+            }
             let rules = document.rules.iter().enumerate();
             flow.rules = rules
                 .filter(|(_, rule)| rule.pattern.matches(&flow.key))

@@ -547,7 +547,8 @@ fn what_a_rule_has_begun_ends_with_its_flow_and_with_the_rule() {
 
 #[test]
 fn a_full_table_takes_no_more_and_idle_or_undeclared_flows_make_room() {
-    let document = "[[flow]]\nname = \"a\"\nmatch = \"udp * > *:9\"\nmax-loss = \"1%\"\n";
+    let document = "[[flow]]\nname = \"one\"\nmatch = \"udp 10.0.0.1:1 > 10.0.0.2:9\"\nmax-loss = \"1%\"\n\
+                    [[flow]]\nname = \"a\"\nmatch = \"udp * > *:9\"\nmax-loss = \"1%\"\n";
     let config = Config {
         capacity: 100,
         ..Config::default()
@@ -562,7 +563,7 @@ fn a_full_table_takes_no_more_and_idle_or_undeclared_flows_make_room() {
     }
     assert_eq!(table.flows().len(), 100);
     assert_eq!(table.counters().no_room, 9_900);
-    // Declared ones get in at once, and are not given up for others.
+    // Declared ones get in at once.
     for number in 0..50 {
         take(&mut table, START, &udp(from(number), [1, 9], &[]));
     }
@@ -578,13 +579,58 @@ fn a_full_table_takes_no_more_and_idle_or_undeclared_flows_make_room() {
     for number in 0..10_000 {
         take(&mut table, later, &udp(from(number), [3, 4], &[]));
     }
-    assert_eq!((table.flows().len(), declared(&table)), (100, 50));
-    let fresh = table
-        .flows()
-        .iter()
-        .filter(|flow| flow.last_ns == later)
-        .count();
-    assert_eq!(fresh, 50);
+    // The one that is named alone is not given up, however long it has been idle.
+    assert_eq!((table.flows().len(), declared(&table)), (100, 1));
+    assert_eq!(fresh(&table, later), 99);
+}
+
+fn fresh(table: &Table, from_ns: i64) -> usize {
+    let flows = table.flows().iter();
+    flows.filter(|flow| flow.last_ns >= from_ns).count()
+}
+
+/// Whoever makes up sources of a specification's flows fills its share for a while, and nothing else.
+#[test]
+fn a_flood_that_a_specification_means_leaves_room_for_others_and_goes_when_it_is_idle() {
+    let document = "[[flow]]\nname = \"one\"\nmatch = \"udp 10.0.0.1:1 > 10.0.0.2:7\"\nmax-loss = \"1%\"\n\
+                    [[flow]]\nname = \"a\"\nmatch = \"udp * > *:9\"\nmax-loss = \"1%\"\n\
+                    [[flow]]\nname = \"b\"\nmatch = \"udp * > *:10\"\nmax-loss = \"1%\"\n";
+    let config = Config {
+        capacity: 90,
+        ..Config::default()
+    };
+    let mut table = Table::new(config, Document::read(document).expect("a document"));
+    let from = |number: u32| {
+        let [_, a, b, c] = number.to_be_bytes();
+        [10, a, b, c]
+    };
+    let of = |table: &Table, spec: u16| {
+        let flows = table.flows().iter();
+        flows.filter(|flow| flow.spec == Some(spec)).count()
+    };
+    for number in 0..10_000 {
+        take(&mut table, START, &udp(from(number), [1, 9], &[]));
+    }
+    assert_eq!((table.flows().len(), of(&table, 1)), (90, 90));
+    // Others get in, up to their share; the one that is named alone always.
+    for number in 0..10_000 {
+        take(&mut table, START, &udp(from(number), [1, 10], &[]));
+    }
+    assert_eq!((of(&table, 1), of(&table, 2)), (60, 30));
+    for number in 0..10_000 {
+        take(&mut table, START, &udp(from(number), [2, 9], &[]));
+    }
+    assert_eq!((of(&table, 1), of(&table, 2)), (60, 30));
+    take(&mut table, START, &udp([10, 0, 0, 1], [1, 7], &[]));
+    assert_eq!(of(&table, 0), 1);
+    // The flood is over: what is idle goes, and what is not stays.
+    let later = START + 61_000 * MS;
+    for number in 0..10_000 {
+        take(&mut table, later, &udp(from(7), [1, 10], &[]));
+        take(&mut table, later, &udp(from(number), [3, 4], &[]));
+    }
+    let told = [0, 1, 2].map(|spec| of(&table, spec));
+    assert_eq!((told, fresh(&table, later)), ([1, 0, 1], 89));
 }
 
 #[test]
