@@ -301,6 +301,11 @@ impl PacketSocket {
         Ok(())
     }
 
+    /// The device's clock is ahead of UTC by as much from now on.
+    pub fn set_ahead(&mut self, ahead_ns: i64) {
+        self.device_ahead_ns = ahead_ns;
+    }
+
     /// How many packets had the device's times.
     pub fn by_device(&self) -> u64 {
         self.by_device

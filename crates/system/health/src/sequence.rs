@@ -251,12 +251,12 @@ mod tests {
     fn a_sender_that_begins_anew_a_little_behind_has_begun_anew() {
         // At its first number, at once.
         let mut sequence = Sequence::new(32);
-        (0..500).for_each(|number| drop(sequence.take(number)));
+        (0..500).for_each(|number| _ = sequence.take(number));
         assert_eq!(sequence.take(0), Step::Late);
         assert_eq!(sequence.take(1), Step::Restart { late: 1 });
         // Anywhere, when it has gone on for a while.
         let mut sequence = Sequence::new(16);
-        (2000..3000).for_each(|number| drop(sequence.take(number)));
+        (2000..3000).for_each(|number| _ = sequence.take(number));
         let steps: Vec<_> = (2500..2600).map(|number| sequence.take(number)).collect();
         assert_eq!(steps[63], Step::Late);
         assert_eq!(steps[64], Step::Restart { late: 64 });

@@ -689,6 +689,20 @@ impl Table {
         self.document = document;
     }
 
+    /// TAI less UTC is another from now on, and so are the times of packets: what was seen before cannot be compared with what comes. All
+    /// flows begin anew; what rules have begun ends.
+    pub fn begin_anew(&mut self, tai_offset_ns: i64) {
+        self.config.tai_offset_ns = tai_offset_ns;
+        for at in 0..self.flows.len() {
+            self.end_rules(at, self.flows[at].last_ns);
+        }
+        self.index.clear();
+        self.flows.clear();
+        self.spec_flows.fill(0);
+        (self.hand, self.swept, self.histograms) = (0, 0, 0);
+        self.latest_ns = i64::MIN;
+    }
+
     /// How many flows are at each level: green, yellow, red.
     pub fn levels(&self) -> [usize; 3] {
         let mut levels = [0; 3];

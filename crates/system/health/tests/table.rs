@@ -510,6 +510,30 @@ fn long_outages_are_loss_also_where_numbers_come_round_or_begin_anew() {
     }
 }
 
+#[test]
+fn all_begins_anew_when_tai_is_another() {
+    let mut table = table(CAMERA);
+    let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+    let mut beats = |from_ns: i64| {
+        let latest = (0..100).map(|burst| from_ns + burst * 16_666_667);
+        latest.for_each(|now_ns| take(&mut table, now_ns, &packet));
+        let now_ns = table.latest_ns().expect("packets");
+        table.sweep(now_ns, 10);
+        let report = only(&table).report(None);
+        assert_eq!(
+            (report.worst_level, report.missing),
+            (Level::Green, Some(0))
+        );
+        assert_eq!((report.packets, report.lost), (100, None));
+        table.begin_anew(37_000 * MS);
+        assert!(table.flows().is_empty());
+    };
+    beats(START);
+    // Back and forth.
+    beats(START + 38_667 * MS);
+    beats(START + 3_000 * MS);
+}
+
 /// Whether rules began or ended, in this order.
 fn rules(table: &mut Table) -> Vec<bool> {
     let events = table.take_events();

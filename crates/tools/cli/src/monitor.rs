@@ -14,6 +14,7 @@ mod part;
 mod remap;
 mod screen;
 mod source;
+pub mod tai;
 mod text;
 
 use std::io::{IsTerminal, Write};
@@ -32,7 +33,6 @@ use takt_health::table::{Counters, Event};
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json, print_json_line, write_text};
 use engine::Engine;
-pub use engine::kernel_tai_offset;
 pub use health::{Health, read};
 use source::{Observe, Source};
 

@@ -15,7 +15,6 @@ use takt_balance_xdp::beat::{Key, PORT};
 use takt_balance_xdp::{Balancer, Config, Event, Neighbour, Service, hash, hash_of_stream};
 use takt_capture::Meta;
 use takt_capture::socket::PromptSocket;
-use takt_clock::{Clock, SystemTai};
 use takt_health::key::FlowKey;
 use takt_health::packet::LinkType;
 use takt_health::rule::Action;
@@ -24,7 +23,7 @@ use takt_health::table::{self as flows, What};
 
 use super::arguments;
 use crate::failure::Failure;
-use crate::monitor;
+use crate::monitor::{self, tai};
 use crate::output::{Form, print, print_json_line};
 use crate::signals::{Stop, tell_ready};
 
@@ -218,7 +217,7 @@ impl Health {
         }
         let socket =
             PromptSocket::open(interface).map_err(|error| Failure::Other(error.to_string()))?;
-        let tai_offset_ns = monitor::kernel_tai_offset() * 1_000_000_000;
+        let tai_offset_ns = tai::offset_ns();
         let config = flows::Config {
             tai_offset_ns,
             ..flows::Config::default()
@@ -234,13 +233,22 @@ impl Health {
 
     /// Takes what has come. What rules and limits have flows do goes to the balancer.
     fn step(&mut self, balancer: &mut Balancer, json: bool, bits: u8) -> Result<(), Failure> {
-        let (table, offset, limits) = (&mut self.table, self.tai_offset_ns, &mut self.limits);
+        let offset = tai::offset_ns();
+        if offset != self.tai_offset_ns {
+            // Somebody has told the kernel of TAI: times of before cannot be compared with those of now.
+            self.tai_offset_ns = offset;
+            self.table.begin_anew(offset);
+            let limits = self.limits.drain();
+            limits.for_each(|(_, limit)| balancer.limit(limit.hash, u32::MAX));
+        }
+        let (table, limits) = (&mut self.table, &mut self.limits);
         let service_ns = balancer.service_ns();
         let take = |meta: &Meta, bytes: &[u8]| {
             let now_ns = match meta.utc_ns {
-                0 => SystemTai.now().as_nanos(),
-                utc_ns => utc_ns.saturating_add(offset),
+                0 => tai::utc_now(),
+                utc_ns => utc_ns,
             };
+            let now_ns = now_ns.saturating_add(offset);
             let Some(link) = LinkType::from_number(meta.link_type) else {
                 return;
             };
@@ -285,7 +293,7 @@ impl Health {
             Err(error) if error.raw_os_error() == Some(ENETDOWN) => {}
             Err(error) => return Err(Failure::io("watch the interface")(error)),
         }
-        let now_ns = SystemTai.now().as_nanos();
+        let now_ns = tai::utc_now() + offset;
         self.table.sweep(now_ns, SWEEP);
         if !(0..FORGOTTEN_NS).contains(&(now_ns - self.limits_looked_at_ns)) {
             self.limits_looked_at_ns = now_ns;

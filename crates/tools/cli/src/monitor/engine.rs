@@ -12,7 +12,6 @@ use takt_capture::file::Reader;
 use takt_capture::pcapng::Writer;
 use takt_capture::socket::PacketSocket;
 use takt_capture::spread::Spread;
-use takt_clock::{Clock, SystemTai};
 use takt_health::flow::Flow;
 use takt_health::rule::Action;
 use takt_health::spec::{Document, Spec};
@@ -20,9 +19,10 @@ use takt_health::table::{Counters, Event, RuleCount, Table};
 
 use super::curve::Curve;
 use super::node::Node;
-use super::part::{Outlets, Part, Share, WAIT, utc_now};
+use super::part::{Outlets, Part, Share, WAIT};
 use super::remap::Remap;
 use super::source::{By, Observe, Source};
+use super::tai;
 use super::{Account, Levels, RuleLine};
 use crate::failure::Failure;
 
@@ -65,13 +65,6 @@ pub struct Engine {
     trouble: Option<String>,
 }
 
-/// TAI less UTC by the kernel, seconds.
-pub fn kernel_tai_offset() -> i64 {
-    let tai = SystemTai.now().as_nanos();
-    let utc = utc_now();
-    (tai - utc + 500_000_000).div_euclid(1_000_000_000)
-}
-
 impl Engine {
     /// Opens the source.
     pub fn new(source: &Source, observe: &Observe, document: Document) -> Result<Self, Failure> {
@@ -85,16 +78,20 @@ impl Engine {
             Input::Live(sockets) => sockets.len(),
             _ => 1,
         };
-        let usual = match source.is_live() {
-            true => kernel_tai_offset(),
-            false => 37,
+        // What a node copies has its TAI, whatever anybody says.
+        let said = observe.tai_offset.filter(|_| !source.node);
+        let (offset_ns, follows) = match (said, source.is_live()) {
+            (Some(said), _) => (said * 1_000_000_000, false),
+            (None, true) => (tai::offset_ns(), true),
+            (None, false) => (37_000_000_000, false),
         };
-        let mut config = observe.config(observe.tai_offset.unwrap_or(usual));
+        let mut config = observe.config(offset_ns);
         config.capacity = config.capacity.div_ceil(count);
         config.histograms = config.histograms.div_ceil(count);
         let part = |_| {
             let table = Table::new(config, document.clone());
-            Part::new(&name, source.is_live(), table, config)
+            let part = Part::new(&name, source.is_live(), table, config);
+            if follows { part.following() } else { part }
         };
         Ok(Self {
             input,
@@ -437,9 +434,10 @@ fn sockets(
     }
     .map_err(failed)?;
     if source.device_times {
-        let ahead_s = observe.tai_offset.unwrap_or_else(kernel_tai_offset);
+        let said = observe.tai_offset.map(|said| said * 1_000_000_000);
+        let ahead_ns = said.unwrap_or_else(tai::offset_ns);
         for socket in &mut sockets {
-            (socket.take_device_times(interface, ahead_s * 1_000_000_000)).map_err(failed)?;
+            (socket.take_device_times(interface, ahead_ns)).map_err(failed)?;
         }
     }
     Ok(sockets)

@@ -6,7 +6,7 @@ use std::io::{self, BufWriter};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use takt_capture::Meta;
@@ -22,6 +22,7 @@ use taktd::admin::proto::CapturedPacket;
 use super::curve::Curve;
 use super::node::{self, Node};
 use super::remap::Remap;
+use super::tai::{self, utc_now};
 use crate::capture::copy;
 use crate::failure::Failure;
 
@@ -31,6 +32,8 @@ pub const WAIT: Duration = Duration::from_millis(50);
 const STRIDE: usize = 4096;
 /// Flows that are looked at after each stride.
 const SWEEP: usize = 8192;
+/// No packet comes from further in the future than this.
+const AHEAD_NS: i64 = 1_000_000_000;
 /// Curves that are kept.
 const CURVES: usize = 32;
 
@@ -130,6 +133,10 @@ pub struct Part {
     name: String,
     pub table: Table,
     config: Config,
+    /// The kernel's TAI less UTC is followed.
+    follows: bool,
+    /// When the kernel was told another, TAI.
+    anew_ns: i64,
     /// By the flow's place in the table, which may be another one's later.
     curves: Option<HashMap<usize, (FlowKey, Curve)>>,
     /// Since they were taken.
@@ -142,13 +149,6 @@ pub struct Part {
     pub unknown_link: Option<i32>,
 }
 
-pub fn utc_now() -> i64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, |since| {
-        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
-    })
-}
-
 impl Part {
     pub fn new(name: &str, is_live: bool, table: Table, config: Config) -> Self {
         Self {
@@ -156,6 +156,8 @@ impl Part {
             dropped: is_live.then_some(0),
             table,
             config,
+            follows: false,
+            anew_ns: i64::MIN,
             curves: None,
             events: Vec::new(),
             trouble: None,
@@ -163,6 +165,28 @@ impl Part {
             by_device: 0,
             unknown_link: None,
         }
+    }
+
+    /// The same, by the kernel's TAI less UTC at any time.
+    pub fn following(self) -> Self {
+        Self {
+            follows: true,
+            ..self
+        }
+    }
+
+    /// Takes what the kernel has for TAI less UTC. Whether that is another than before: then all figures begin anew.
+    fn follow(&mut self, offset_ns: i64) -> bool {
+        let changed = self.follows && offset_ns != self.config.tai_offset_ns;
+        if changed {
+            self.config.tai_offset_ns = offset_ns;
+            self.anew_ns = utc_now().saturating_add(offset_ns);
+            self.table.begin_anew(offset_ns);
+            if let Some(curves) = &mut self.curves {
+                curves.clear();
+            }
+        }
+        changed
     }
 
     /// Whether curves are kept.
@@ -210,6 +234,9 @@ impl Part {
 
     /// Takes what comes to a socket, waiting for some.
     pub fn receive(&mut self, socket: &mut PacketSocket, outlets: &Outlets) -> Result<(), Failure> {
+        if self.follow(tai::offset_ns()) {
+            socket.set_ahead(self.config.tai_offset_ns);
+        }
         let mut last = None;
         socket
             .take(WAIT.as_millis() as u32, |meta, bytes| {
@@ -250,8 +277,15 @@ impl Part {
         let mut last = None;
         if let Some((packets, lost)) = node.take(WAIT)? {
             self.dropped = Some(lost);
+            self.follow(tai::offset_ns());
+            // Those of before it changed have the other time.
+            let to_ns = utc_now() + self.config.tai_offset_ns + AHEAD_NS;
+            let of_now = |packet: &&CapturedPacket| {
+                self.anew_ns == i64::MIN || (self.anew_ns..to_ns).contains(&packet.tai_ns)
+            };
+            let packets: Vec<_> = packets.iter().filter(of_now).collect();
             last = packets.last().map(|packet| packet.tai_ns);
-            for packet in &packets {
+            for packet in packets {
                 self.take_copy(packet, outlets);
             }
         }
@@ -347,6 +381,42 @@ impl Part {
             if wanted(Action::Event) {
                 self.events.push(event);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use takt_health::spec::Document;
+
+    #[test]
+    fn packets_and_looks_are_by_one_clock_when_the_kernel_is_told_of_tai() {
+        let document = "[[flow]]\nname = \"a\"\nmatch = \"*\"\nperiod = \"1s\"\n";
+        let document = Document::read(document).expect("a document");
+        let config = Config {
+            tai_offset_ns: 0,
+            ..Config::default()
+        };
+        let table = Table::new(config, document);
+        let mut part = Part::new("node", true, table, config).following();
+        let outlets = Outlets::default();
+        let mut packet = vec![0x91, 0xe0, 0xf0, 0, 0, 1, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
+        packet.resize(60, 0);
+        for offset_ns in [0, 37_000_000_000, 0] {
+            assert_eq!(part.follow(offset_ns), part.table.latest_ns().is_some());
+            let copy = CapturedPacket {
+                frame: true,
+                tai_ns: utc_now() + offset_ns,
+                length: 60,
+                packet: packet.clone(),
+                ..CapturedPacket::default()
+            };
+            part.take_copy(&copy, &outlets);
+            part.took_until(None, &outlets);
+            assert_eq!(part.table.levels(), [1, 0, 0]);
+            let report = part.table.flows()[0].report(None);
+            assert_eq!((report.packets, report.missing), (1, Some(0)));
         }
     }
 }

@@ -115,14 +115,14 @@ fn window(text: &str) -> Result<Duration, String> {
 
 impl Observe {
     /// What the table is to do.
-    pub fn config(&self, tai_offset_s: i64) -> Config {
+    pub fn config(&self, tai_offset_ns: i64) -> Config {
         let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         Config {
             capacity: self.flows as usize,
             idle_ns: nanos(self.idle),
             window_ns: nanos(self.window),
             burst_gap_ns: nanos(self.burst_gap),
-            tai_offset_ns: tai_offset_s * 1_000_000_000,
+            tai_offset_ns,
             identify: match self.by {
                 By::Tuple => Identify::Tuple,
                 By::Stream => Identify::Stream,
