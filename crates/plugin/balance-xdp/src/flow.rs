@@ -130,6 +130,28 @@ impl Service {
         matches!(self.0, Place::Stream { .. })
     }
 
+    /// Whether the program takes a whole datagram or segment to this destination for one of the service's.
+    pub fn takes(&self, protocol: u8, destination: SocketAddr) -> bool {
+        let Place::Ip { tcp, address, port } = self.0 else {
+            return false;
+        };
+        let own = if tcp { Protocol::TCP } else { Protocol::UDP };
+        let ip = destination.ip();
+        // What is for several hosts is no neighbour's to answer.
+        let group = ip.is_multicast() || ip == Ipv4Addr::BROADCAST;
+        let meant = address.map_or(!group, |address| address == ip);
+        protocol == own.0 && port == destination.port() && meant
+    }
+
+    /// Whether the program takes a frame without IP for one of the service's streams; `avtp`: it is one of AVTP.
+    pub fn takes_stream(&self, to: MacAddress, in_vlan: Option<u16>, avtp: bool) -> bool {
+        let Place::Stream { destination, vlan } = self.0 else {
+            return false;
+        };
+        let meant = destination.map_or(avtp, |destination| destination == to);
+        meant && (vlan.is_none() || vlan == in_vlan)
+    }
+
     /// As the program looks it up: one for each version of IP.
     pub(crate) fn keys(&self) -> Vec<ServiceKey> {
         let (tcp, address, port) = match self.0 {
@@ -218,6 +240,41 @@ fn finish(mut hash: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_service_takes_what_the_program_takes() {
+        let service = |text: &str| text.parse::<Service>().expect("a service");
+        let to = |text: &str| text.parse::<SocketAddr>().expect("an address");
+        for (text, protocol, destination, takes) in [
+            ("udp:10.0.0.1:5004", 17, "10.0.0.1:5004", true),
+            ("udp:10.0.0.1:5004", 6, "10.0.0.1:5004", false),
+            ("udp:10.0.0.1:5004", 17, "10.0.0.2:5004", false),
+            ("udp:10.0.0.1:5004", 17, "10.0.0.1:5005", false),
+            ("tcp:*:80", 6, "[fd00::1]:80", true),
+            ("tcp:*:80", 6, "10.0.0.7:80", true),
+            ("udp:*:80", 17, "224.0.0.1:80", false),
+            ("stream:*", 17, "10.0.0.1:5004", false),
+        ] {
+            assert_eq!(
+                service(text).takes(protocol, to(destination)),
+                takes,
+                "{text}"
+            );
+        }
+        let mac = MacAddress([0x91, 0xe0, 0xf0, 0, 0, 1]);
+        for (text, vlan, avtp, takes) in [
+            ("stream:91:e0:f0:00:00:01/2", Some(2), false, true),
+            ("stream:91:e0:f0:00:00:01/2", Some(3), true, false),
+            ("stream:91:e0:f0:00:00:01/2", None, true, false),
+            ("stream:91:e0:f0:00:00:01", Some(2), false, true),
+            ("stream:91:e0:f0:00:00:02", None, true, false),
+            ("stream:*/2", Some(2), true, true),
+            ("stream:*/2", Some(2), false, false),
+            ("udp:*:80", None, true, false),
+        ] {
+            assert_eq!(service(text).takes_stream(mac, vlan, avtp), takes, "{text}");
+        }
+    }
 
     #[test]
     fn services_are_read_as_they_are_written_and_others_refused() {

@@ -216,6 +216,20 @@ fn failed(what: &'static str, interface: &str) -> impl FnOnce(io::Error) -> Open
     }
 }
 
+/// Writes a frame with its tag, which the kernel takes out of frames before it copies them. False: it has none.
+fn put_back(tagged: &mut Vec<u8>, frame: &[u8], status: u32, (tpid, tci): (u16, u16)) -> bool {
+    let Some((addresses, rest)) = frame.split_at_checked(12).filter(|_| status & VLAN != 0) else {
+        return false;
+    };
+    let tpid = if status & TPID != 0 { tpid } else { 0x8100 };
+    tagged.clear();
+    tagged.extend_from_slice(addresses);
+    tagged.extend(tpid.to_be_bytes());
+    tagged.extend(tci.to_be_bytes());
+    tagged.extend_from_slice(rest);
+    true
+}
+
 impl PacketSocket {
     /// Captures on an interface with a ring of `megabytes`; what the host itself sends only if `outgoing`.
     ///
@@ -444,23 +458,13 @@ impl PacketSocket {
                     length: frame.tp_len,
                     link_type: ETHERNET,
                 };
-                match (frame.tp_status & VLAN != 0, bytes.split_at_checked(12)) {
-                    // The kernel takes tags out of frames.
-                    (true, Some((addresses, rest))) => {
-                        let tpid = match frame.tp_status & TPID {
-                            0 => 0x8100,
-                            _ => frame.hv1.tp_vlan_tpid,
-                        };
-                        self.tagged.clear();
-                        self.tagged.extend_from_slice(addresses);
-                        self.tagged.extend(tpid.to_be_bytes());
-                        self.tagged
-                            .extend((frame.hv1.tp_vlan_tci as u16).to_be_bytes());
-                        self.tagged.extend_from_slice(rest);
+                let (tci, tpid) = (frame.hv1.tp_vlan_tci as u16, frame.hv1.tp_vlan_tpid);
+                match put_back(&mut self.tagged, bytes, frame.tp_status, (tpid, tci)) {
+                    true => {
                         meta.length += 4;
                         packet(&meta, &self.tagged);
                     }
-                    _ => packet(&meta, bytes),
+                    false => packet(&meta, bytes),
                 }
                 taken += 1;
                 if frame.tp_next_offset == 0 {
@@ -500,12 +504,13 @@ impl Drop for PacketSocket {
     }
 }
 
-/// A packet socket that hands out each packet as it comes: a system call for each, and none waits for a block to fill. What a
-/// network card took out of frames (VLAN tags) is not put back.
+/// A packet socket that hands out each packet as it comes: a system call for each, and none waits for a block to fill.
 #[derive(Debug)]
 pub struct PromptSocket {
     socket: OwnedFd,
     bytes: Vec<u8>,
+    /// A frame with its tag put back.
+    tagged: Vec<u8>,
 }
 
 /// Bytes that are looked at of a packet.
@@ -528,10 +533,13 @@ impl PromptSocket {
         let (socket, index) = open(name, false)?;
         set(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, &1_i32)
             .map_err(failed("ask for times", name))?;
+        set(&socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, &1_i32)
+            .map_err(failed("ask for VLAN tags", name))?;
         bind(&socket, name, index)?;
         Ok(Self {
             socket,
             bytes: vec![0; PROMPT_SNAP],
+            tagged: Vec::new(),
         })
     }
 
@@ -570,33 +578,63 @@ impl PromptSocket {
                     _ => Err(error),
                 };
             };
-            let meta = Meta {
-                utc_ns: stamp(&message).unwrap_or(0),
+            let told = Told::read(&message);
+            let mut meta = Meta {
+                utc_ns: told.utc_ns,
                 length: u32::try_from(length).unwrap_or(u32::MAX),
                 link_type: ETHERNET,
             };
-            packet(&meta, &self.bytes[..length.min(PROMPT_SNAP)]);
+            let bytes = &self.bytes[..length.min(PROMPT_SNAP)];
+            match put_back(&mut self.tagged, bytes, told.status, told.tag) {
+                true => {
+                    meta.length = meta.length.saturating_add(4);
+                    packet(&meta, &self.tagged);
+                }
+                false => packet(&meta, bytes),
+            }
             taken += 1;
         }
         Ok(taken)
     }
 }
 
-/// When the kernel received it, UTC nanoseconds.
-fn stamp(message: &libc::msghdr) -> Option<i64> {
-    // SAFETY: the kernel has filled the buffer of control messages, and told its length.
-    let mut next = unsafe { libc::CMSG_FIRSTHDR(message) };
-    while !next.is_null() {
-        // SAFETY: within the buffer, as the macros see to.
-        let header = unsafe { &*next };
-        if (header.cmsg_level, header.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) {
-            // SAFETY: such a message carries a `timespec`.
-            let time =
-                unsafe { ptr::read_unaligned(libc::CMSG_DATA(next).cast::<libc::timespec>()) };
-            return Some(time.tv_sec * 1_000_000_000 + time.tv_nsec);
+/// What the kernel tells of a packet beside it.
+#[derive(Default)]
+struct Told {
+    /// When it received it; 0: it does not say.
+    utc_ns: i64,
+    status: u32,
+    /// TPID and TCI, where the status says that there are some.
+    tag: (u16, u16),
+}
+
+impl Told {
+    fn read(message: &libc::msghdr) -> Self {
+        let mut told = Self::default();
+        // SAFETY: the kernel has filled the buffer of control messages, and told its length.
+        let mut next = unsafe { libc::CMSG_FIRSTHDR(message) };
+        while !next.is_null() {
+            // SAFETY: within the buffer, as the macros see to.
+            let header = unsafe { &*next };
+            // SAFETY: as above.
+            let data = unsafe { libc::CMSG_DATA(next) };
+            match (header.cmsg_level, header.cmsg_type) {
+                (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => {
+                    // SAFETY: such a message carries a `timespec`.
+                    let time = unsafe { ptr::read_unaligned(data.cast::<libc::timespec>()) };
+                    told.utc_ns = time.tv_sec * 1_000_000_000 + time.tv_nsec;
+                }
+                (libc::SOL_PACKET, libc::PACKET_AUXDATA) => {
+                    // SAFETY: such a message carries a `tpacket_auxdata`.
+                    let more = unsafe { ptr::read_unaligned(data.cast::<libc::tpacket_auxdata>()) };
+                    told.status = more.tp_status;
+                    told.tag = (more.tp_vlan_tpid, more.tp_vlan_tci);
+                }
+                _ => {}
+            }
+            // SAFETY: as above.
+            next = unsafe { libc::CMSG_NXTHDR(message, next) };
         }
-        // SAFETY: as above.
-        next = unsafe { libc::CMSG_NXTHDR(message, next) };
+        told
     }
-    None
 }

@@ -19,6 +19,7 @@ use takt_health::key::FlowKey;
 use takt_health::packet::LinkType;
 use takt_health::rule::Action;
 use takt_health::spec::Document;
+use takt_health::stamp::AVTP;
 use takt_health::table::{self as flows, What};
 
 use super::arguments;
@@ -187,6 +188,8 @@ fn online() -> Result<Vec<u32>, Failure> {
 /// The health of the service's flows.
 struct Health {
     socket: PromptSocket,
+    /// Others' flows are watched, and left where they are.
+    services: Vec<Service>,
     table: flows::Table,
     tai_offset_ns: i64,
     /// By bundle: what the flow that bears least bears.
@@ -203,7 +206,7 @@ struct Limit {
 }
 
 impl Health {
-    fn new(interface: &str, document: Document) -> Result<Self, Failure> {
+    fn new(interface: &str, services: &[Service], document: Document) -> Result<Self, Failure> {
         let rules = document.rules.iter();
         let actions = rules.flat_map(|rule| rule.actions.iter().map(move |does| (rule, does)));
         for (rule, action) in actions {
@@ -224,6 +227,7 @@ impl Health {
         };
         Ok(Self {
             socket,
+            services: services.to_vec(),
             table: flows::Table::new(config, document),
             tai_offset_ns,
             limits: HashMap::new(),
@@ -242,6 +246,7 @@ impl Health {
             limits.for_each(|(_, limit)| balancer.limit(limit.hash, u32::MAX));
         }
         let (table, limits) = (&mut self.table, &mut self.limits);
+        let services = &self.services;
         let service_ns = balancer.service_ns();
         let take = |meta: &Meta, bytes: &[u8]| {
             let now_ns = match meta.utc_ns {
@@ -260,9 +265,12 @@ impl Health {
                 return;
             };
             let most = table.spec(flow).and_then(|spec| spec.max_delay_ns);
-            if let (Some(deadline_ns), Some(delay), Some(own_ns), Some(hash)) =
-                (most, flow.last_delay_ns(), service_ns, hash_of(&flow.key))
-            {
+            if let (Some(deadline_ns), Some(delay), Some(own_ns), Some(hash)) = (
+                most,
+                flow.last_delay_ns(),
+                service_ns,
+                hash_of(services, &flow.key),
+            ) {
                 // What it waited here is in the delay that was seen, and is no way of the network's.
                 let waited = i64::from(balancer.waiting(hash)).saturating_mul(own_ns);
                 let budget = Budget {
@@ -311,7 +319,7 @@ impl Health {
                 continue;
             };
             let controls = actions.contains(&Action::Control);
-            let Some(hash) = hash_of(&event.key).filter(|_| controls) else {
+            let Some(hash) = hash_of(&self.services, &event.key).filter(|_| controls) else {
                 continue;
             };
             balancer.evict(hash);
@@ -336,17 +344,19 @@ impl Limit {
     }
 }
 
-/// The hash of a flow, if it is one of a service.
-fn hash_of(key: &FlowKey) -> Option<u32> {
+/// The hash of a flow, if it is one of these services.
+fn hash_of(services: &[Service], key: &FlowKey) -> Option<u32> {
+    let mut services = services.iter();
     if let Some(destination) = key.stream_destination() {
-        return Some(hash_of_stream(destination, key.vlan()));
+        let avtp = key.ether_type() == Some(AVTP);
+        let takes = |service: &Service| service.takes_stream(destination, key.vlan(), avtp);
+        return (services.any(takes)).then(|| hash_of_stream(destination, key.vlan()));
     }
     let ((source, destination), (from, to)) = (key.addresses()?, key.ports()?);
-    hash(
-        key.protocol()?,
-        SocketAddr::new(source, from),
-        SocketAddr::new(destination, to),
-    )
+    let (protocol, destination) = (key.protocol()?, SocketAddr::new(destination, to));
+    let mut taking = services.filter(|service| service.takes(protocol, destination));
+    taking.next()?;
+    hash(protocol, SocketAddr::new(source, from), destination)
 }
 
 /// Waits for one of these, or for the time.
@@ -397,7 +407,7 @@ impl Run {
         let document = self.rules.as_deref().map(monitor::read).transpose()?;
         let stop = Stop::by_signals()?;
         let mut balancer = Balancer::new(self.config()?)?;
-        let health = document.map(|document| Health::new(&self.interface, document));
+        let health = document.map(|document| Health::new(&self.interface, &self.service, document));
         let mut health = health.transpose()?;
         let status = balancer.status()?;
         let (queues, bundles) = (status.queues, status.bundles);
@@ -483,5 +493,25 @@ impl Run {
             }),
             false => print(&super::show(&told)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use takt_wire::ethernet::{EtherType, MacAddress};
+
+    #[test]
+    fn a_flow_of_no_service_has_no_bundle() {
+        let services = ["udp:10.0.0.1:5004", "stream:91:e0:f0:00:00:01/5"];
+        let services = services.map(|text| text.parse::<Service>().expect("a service"));
+        let of = |key: FlowKey| hash_of(&services, &key);
+        let mac = MacAddress([0x91, 0xe0, 0xf0, 0, 0, 1]);
+        let stream = |vlan| of(FlowKey::stream(mac, vlan, EtherType(0x88b5)));
+        assert_eq!(stream(Some(5)), Some(hash_of_stream(mac, Some(5))));
+        assert_eq!((stream(None), stream(Some(6))), (None, None));
+        let to = |last, port| of(FlowKey::v4(17, [10, 0, 0, 9], [10, 0, 0, last], [7, port]));
+        assert!(to(1, 5004).is_some());
+        assert_eq!((to(2, 5004), to(1, 5005)), (None, None));
     }
 }
