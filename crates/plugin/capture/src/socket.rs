@@ -511,8 +511,12 @@ pub struct PromptSocket {
     bytes: Vec<u8>,
     /// A frame with its tag put back.
     tagged: Vec<u8>,
+    /// What the kernel has dropped by the last packet; it wraps.
+    dropped: u32,
 }
 
+/// Memory for packets that were not taken yet; the kernel takes twice that.
+const PROMPT_BUFFER: libc::c_int = 16 << 20;
 /// Bytes that are looked at of a packet.
 const PROMPT_SNAP: usize = 2048;
 /// Packets that are taken at once.
@@ -535,11 +539,35 @@ impl PromptSocket {
             .map_err(failed("ask for times", name))?;
         set(&socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, &1_i32)
             .map_err(failed("ask for VLAN tags", name))?;
+        set(&socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &1_i32)
+            .map_err(failed("ask for what is dropped", name))?;
+        // Without CAP_NET_ADMIN, what `net.core.rmem_max` allows.
+        let room = &PROMPT_BUFFER;
+        set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, room)
+            .or_else(|_| set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, room))
+            .map_err(failed("get memory for packets", name))?;
         bind(&socket, name, index)?;
         Ok(Self {
             socket,
             bytes: vec![0; PROMPT_SNAP],
             tagged: Vec::new(),
+            dropped: 0,
+        })
+    }
+
+    /// What the kernel counted since the last call.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn statistics(&self) -> io::Result<Statistics> {
+        let none = libc::tpacket_stats {
+            tp_packets: 0,
+            tp_drops: 0,
+        };
+        let found = get(&self.socket, libc::PACKET_STATISTICS, none)?;
+        Ok(Statistics {
+            packets: found.tp_packets,
+            drops: found.tp_drops,
         })
     }
 
@@ -548,6 +576,17 @@ impl PromptSocket {
     /// # Errors
     /// The kernel's.
     pub fn take(&mut self, mut packet: impl FnMut(&Meta, &[u8])) -> io::Result<u64> {
+        self.take_with_drops(|meta, bytes, _| packet(meta, bytes))
+    }
+
+    /// The same, with how many packets the kernel has dropped right before each for want of room.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn take_with_drops(
+        &mut self,
+        mut packet: impl FnMut(&Meta, &[u8], u32),
+    ) -> io::Result<u64> {
         let mut taken = 0;
         while taken < PROMPT_MOST {
             // Aligned as control messages are.
@@ -585,12 +624,15 @@ impl PromptSocket {
                 link_type: ETHERNET,
             };
             let bytes = &self.bytes[..length.min(PROMPT_SNAP)];
+            // It says nothing before it has dropped any.
+            let drops = told.dropped.wrapping_sub(self.dropped);
+            self.dropped = told.dropped;
             match put_back(&mut self.tagged, bytes, told.status, told.tag) {
                 true => {
                     meta.length = meta.length.saturating_add(4);
-                    packet(&meta, &self.tagged);
+                    packet(&meta, &self.tagged, drops);
                 }
-                false => packet(&meta, bytes),
+                false => packet(&meta, bytes, drops),
             }
             taken += 1;
         }
@@ -603,6 +645,8 @@ impl PromptSocket {
 struct Told {
     /// When it received it; 0: it does not say.
     utc_ns: i64,
+    /// Packets that it has dropped until then.
+    dropped: u32,
     status: u32,
     /// TPID and TCI, where the status says that there are some.
     tag: (u16, u16),
@@ -623,6 +667,10 @@ impl Told {
                     // SAFETY: such a message carries a `timespec`.
                     let time = unsafe { ptr::read_unaligned(data.cast::<libc::timespec>()) };
                     told.utc_ns = time.tv_sec * 1_000_000_000 + time.tv_nsec;
+                }
+                (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
+                    // SAFETY: such a message carries a `__u32`.
+                    told.dropped = unsafe { ptr::read_unaligned(data.cast::<u32>()) };
                 }
                 (libc::SOL_PACKET, libc::PACKET_AUXDATA) => {
                     // SAFETY: such a message carries a `tpacket_auxdata`.

@@ -118,6 +118,8 @@ pub struct Rules {
     pub burst_gap_ns: i64,
     /// TAI less UTC, nanoseconds: for RTCP, whose time is UTC.
     pub tai_offset_ns: i64,
+    /// Packets of until then may have come and not been seen here: what is missing since a flow's last one is nobody's fault.
+    pub unseen_ns: i64,
 }
 
 /// The state of one flow.
@@ -321,10 +323,12 @@ impl Flow {
         self.window.packets = self.window.packets.saturating_add(1);
         self.window.bytes += u64::from(size);
 
+        // Whether what is missing is missing.
+        let seen = self.last_ns > rules.unseen_ns;
         let gap = now_ns - self.last_ns;
         if !first {
             self.gap.take(gap);
-            self.last_gap_ns = Some(gap);
+            self.last_gap_ns = seen.then_some(gap);
             if let Some(histograms) = &mut self.histograms {
                 histograms.gap.record(gap);
             }
@@ -346,7 +350,9 @@ impl Flow {
                 _ => sequence.take(number),
             }
         });
-        if let Some(Step::Next { lost: lost @ 1.. }) = step {
+        if let Some(Step::Next { lost: lost @ 1.. }) = step
+            && seen
+        {
             self.note_loss(lost);
         }
         let starts_burst = self.bursts(now_ns, gap, first, spec, rules);
@@ -355,7 +361,7 @@ impl Flow {
         // Beats stand in for stamps only where none is known of.
         let by_stamp = marks.sent_ns.is_some();
         let by_beat = !by_stamp && !(self.stamped && self.last_delay_ns.is_some());
-        let missing = self.missing;
+        let (missing, in_window) = (self.missing, self.window.missing);
         if let (Some(period), Some(Step::Restart { late })) = (period, step) {
             // These were beats.
             self.last_beat_ns += period.saturating_mul(late as i64);
@@ -376,6 +382,9 @@ impl Flow {
             }
             _ => None,
         };
+        if !seen {
+            self.window.missing = self.window.missing.min(in_window);
+        }
         let missing = self.missing.saturating_sub(missing);
         match step {
             Some(Step::Astray) => self.missing_astray += missing,
@@ -385,7 +394,9 @@ impl Flow {
                 if let Some(sequence) = &mut self.sequence {
                     sequence.lose(lost);
                 }
-                self.note_loss(lost);
+                if seen {
+                    self.note_loss(lost);
+                }
             }
             Some(_) => self.missing_astray = 0,
             None => {}
@@ -707,7 +718,7 @@ impl Flow {
         let silent = match (spec.period_ns, spec.tolerance_ns) {
             (Some(period), tolerance) => {
                 // From a beat to the next; within a burst there may be less.
-                let late = now_ns - self.last_ns - period;
+                let late = now_ns - self.last_ns.max(rules.unseen_ns) - period;
                 late > tolerance.unwrap_or(period)
             }
             _ => false,

@@ -176,6 +176,8 @@ pub struct Table {
     /// How often each rule began, and for how many flows it holds.
     rule_counts: Vec<RuleCount>,
     latest_ns: i64,
+    /// Until when packets may have come unseen.
+    unseen_ns: i64,
 }
 
 /// A rule over all flows.
@@ -225,7 +227,15 @@ impl Table {
             full,
             rule_counts: vec![RuleCount::default(); rules],
             latest_ns: i64::MIN,
+            unseen_ns: i64::MIN,
         }
+    }
+
+    /// Packets up to this instant may have come and not been handed over, as when a socket had no room. What is missing of flows across it is
+    /// counted as lost, and neither levels nor rules go by it.
+    pub fn note_unseen(&mut self, now_ns: i64) {
+        let now_ns = now_ns.clamp(i64::MIN / 4, i64::MAX / 4);
+        self.unseen_ns = self.unseen_ns.max(now_ns);
     }
 
     /// What was counted beside the flows.
@@ -407,6 +417,7 @@ impl Table {
             window_ns: self.config.window_ns,
             burst_gap_ns: self.config.burst_gap_ns,
             tai_offset_ns: self.config.tai_offset_ns,
+            unseen_ns: self.unseen_ns,
         };
         let flow = &mut self.flows[at];
         let spec = flow
@@ -576,7 +587,13 @@ impl Table {
         for (index, state) in &mut rules {
             let index = usize::from(*index);
             let rule = &self.document.rules[index];
-            let value = |kpi| flow.value(kpi, now_ns, self.config.window_ns);
+            let unseen_ns = self.unseen_ns;
+            let value = |kpi| match (kpi, flow.value(kpi, now_ns, self.config.window_ns)) {
+                (Kpi::Silence, Some(silence)) => {
+                    Some(silence.min(now_ns.saturating_sub(unseen_ns).max(0) as f64))
+                }
+                (_, value) => value,
+            };
             if let Some(begins) = state.step(rule, now_ns, &value) {
                 let count = &mut self.rule_counts[index];
                 count.begun += u64::from(begins);
@@ -638,6 +655,7 @@ impl Table {
             window_ns: self.config.window_ns,
             burst_gap_ns: self.config.burst_gap_ns,
             tai_offset_ns: self.config.tai_offset_ns,
+            unseen_ns: self.unseen_ns,
         };
         for _ in 0..count.min(self.flows.len()) {
             self.swept = (self.swept + 1) % self.flows.len();
@@ -700,7 +718,7 @@ impl Table {
         self.flows.clear();
         self.spec_flows.fill(0);
         (self.hand, self.swept, self.histograms) = (0, 0, 0);
-        self.latest_ns = i64::MIN;
+        (self.latest_ns, self.unseen_ns) = (i64::MIN, i64::MIN);
     }
 
     /// How many flows are at each level: green, yellow, red.

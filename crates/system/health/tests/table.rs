@@ -534,6 +534,36 @@ fn all_begins_anew_when_tai_is_another() {
     beats(START + 3_000 * MS);
 }
 
+#[test]
+fn what_was_not_seen_here_is_no_loss_that_levels_and_rules_go_by() {
+    let document = "[[flow]]\nname = \"a\"\nmatch = \"*\"\nperiod = \"10ms\"\nmax-loss = \"1%\"\n\
+                    [[rule]]\nname = \"lossy\"\nwhen = \"lost > 0 or missing > 0 or silence > 100ms or gap > 100ms\"\ndo = [\"event\"]\n";
+    let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+    for unseen in [true, false] {
+        let [mut numbered, mut bare] = [table(document), table(document)];
+        for number in 0..200_u32 {
+            // Half a second is missing, with the kernel's word for it or not.
+            if (50..100).contains(&number) {
+                continue;
+            }
+            let now = START + i64::from(number) * 10 * MS;
+            for table in [&mut numbered, &mut bare] {
+                if number == 100 && unseen {
+                    table.note_unseen(now);
+                    table.sweep(now, 10);
+                }
+            }
+            take(&mut numbered, now, &stamped(&packet, number, now));
+            take(&mut bare, now, &packet);
+        }
+        let level = if unseen { Level::Green } else { Level::Red };
+        for table in [&mut numbered, &mut bare] {
+            assert_eq!(only(table).report(None).worst_level, level);
+            assert_eq!(rules(table).is_empty(), unseen);
+        }
+    }
+}
+
 /// Whether rules began or ended, in this order.
 fn rules(table: &mut Table) -> Vec<bool> {
     let events = table.take_events();

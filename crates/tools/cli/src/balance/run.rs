@@ -168,6 +168,9 @@ enum Line<'a> {
         returns: u64,
         beats: Vec<u64>,
         beats_refused: u64,
+        /// With rules: packets that they did not see.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        unwatched: Option<u64>,
     },
 }
 
@@ -191,6 +194,8 @@ struct Health {
     /// Others' flows are watched, and left where they are.
     services: Vec<Service>,
     table: flows::Table,
+    /// Packets that came faster than they were taken here.
+    unwatched: u64,
     tai_offset_ns: i64,
     /// By bundle: what the flow that bears least bears.
     limits: HashMap<u32, Limit>,
@@ -229,6 +234,7 @@ impl Health {
             socket,
             services: services.to_vec(),
             table: flows::Table::new(config, document),
+            unwatched: 0,
             tai_offset_ns,
             limits: HashMap::new(),
             limits_looked_at_ns: 0,
@@ -248,12 +254,16 @@ impl Health {
         let (table, limits) = (&mut self.table, &mut self.limits);
         let services = &self.services;
         let service_ns = balancer.service_ns();
-        let take = |meta: &Meta, bytes: &[u8]| {
+        let take = |meta: &Meta, bytes: &[u8], drops: u32| {
             let now_ns = match meta.utc_ns {
                 0 => tai::utc_now(),
                 utc_ns => utc_ns,
             };
             let now_ns = now_ns.saturating_add(offset);
+            // What had no room here was not lost on its way.
+            if drops > 0 {
+                table.note_unseen(now_ns);
+            }
             let Some(link) = LinkType::from_number(meta.link_type) else {
                 return;
             };
@@ -295,13 +305,21 @@ impl Health {
                 }
             }
         };
-        match self.socket.take(take) {
+        match self.socket.take_with_drops(take) {
             Ok(_) => {}
             // It is told once when the interface goes down, and may come up again.
             Err(error) if error.raw_os_error() == Some(ENETDOWN) => {}
             Err(error) => return Err(Failure::io("watch the interface")(error)),
         }
         let now_ns = tai::utc_now() + offset;
+        let statistics = self.socket.statistics();
+        let drops = statistics
+            .map_err(Failure::io("ask what was dropped"))?
+            .drops;
+        if drops > 0 {
+            self.unwatched += u64::from(drops);
+            self.table.note_unseen(now_ns);
+        }
         self.table.sweep(now_ns, SWEEP);
         if !(0..FORGOTTEN_NS).contains(&(now_ns - self.limits_looked_at_ns)) {
             self.limits_looked_at_ns = now_ns;
@@ -445,7 +463,7 @@ impl Run {
             }
             next = Instant::now() + self.tick;
         }
-        self.end(&balancer)
+        self.end(&balancer, health.map(|health| health.unwatched))
     }
 
     fn tell(&self, event: Event) -> Result<(), Failure> {
@@ -478,7 +496,7 @@ impl Run {
         }
     }
 
-    fn end(&self, balancer: &Balancer) -> Result<(), Failure> {
+    fn end(&self, balancer: &Balancer, unwatched: Option<u64>) -> Result<(), Failure> {
         let told = super::told(&self.interface, balancer.status()?);
         let moves = balancer.moves();
         let (beats, beats_refused) = balancer.heard();
@@ -490,8 +508,17 @@ impl Run {
                 returns: moves.returns,
                 beats,
                 beats_refused,
+                unwatched,
             }),
-            false => print(&super::show(&told)),
+            false => {
+                let mut text = super::show(&told);
+                if let Some(packets @ 1..) = unwatched {
+                    text.push_str(&format!(
+                        "{packets} packets came faster than rules could watch them\n"
+                    ));
+                }
+                print(&text)
+            }
         }
     }
 }
