@@ -350,7 +350,7 @@ impl Flow {
                 _ => sequence.take(number),
             }
         });
-        if let Some(Step::Next { lost: lost @ 1.. }) = step
+        if let Some(Step::Next { lost: lost @ 1.. } | Step::Jump { lost }) = step
             && seen
         {
             self.note_loss(lost);
