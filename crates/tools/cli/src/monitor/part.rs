@@ -404,7 +404,8 @@ mod tests {
         let mut packet = vec![0x91, 0xe0, 0xf0, 0, 0, 1, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
         packet.resize(60, 0);
         for offset_ns in [0, 37_000_000_000, 0] {
-            assert_eq!(part.follow(offset_ns), part.table.latest_ns().is_some());
+            let has_begun = part.table.latest_ns().is_some();
+            assert_eq!(part.follow(offset_ns), has_begun);
             let copy = CapturedPacket {
                 frame: true,
                 tai_ns: utc_now() + offset_ns,
