@@ -59,6 +59,7 @@ pub fn after_fork() {
             threads.store(0, Ordering::Relaxed);
         }
     });
+    CHANGING.store(0, Ordering::Relaxed);
     BELL.store(-1, Ordering::Relaxed);
 }
 
@@ -117,6 +118,19 @@ pub fn forget_all(inside: &Inside) {
 /// How often something has changed of what waits have to look at.
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 
+/// So many threads are changing what is watched: the kernel may have told of what is not known here yet.
+static CHANGING: AtomicU32 = AtomicU32::new(0);
+
+/// Changes what an epoll descriptor watches by a call, and notes it.
+pub fn change(call: impl FnOnce() -> c_int) -> c_int {
+    CHANGING.fetch_add(1, Ordering::AcqRel);
+    let result = call();
+    let less = |count: u32| count.checked_sub(1);
+    // Of none, in a child that was forked meanwhile.
+    let _ = CHANGING.try_update(Ordering::AcqRel, Ordering::Relaxed, less);
+    result
+}
+
 /// What is watched has changed, or which sockets may have something to tell.
 pub fn changed() {
     CHANGES.fetch_add(1, Ordering::AcqRel);
@@ -138,10 +152,12 @@ impl Watching {
         }
     }
 
-    /// Finds out anew what has changed.
+    /// Finds out anew what has changed. Of what is being changed just now, nobody knows whose an event is.
     pub fn renew(&mut self, epoll: c_int) {
+        let changing = CHANGING.load(Ordering::Acquire) != 0;
         let changes = CHANGES.load(Ordering::Acquire);
-        if changes == self.changes || self.watched.is_empty() && !socket::any_telling() {
+        if !changing && changes == self.changes || self.watched.is_empty() && !socket::any_telling()
+        {
             return;
         }
         process::inside(|inside| {
@@ -152,9 +168,10 @@ impl Watching {
                 if let Some(old) = self.watched.iter().find(same) {
                     new.seen = old.seen;
                 }
+                new.shared |= changing;
             }
             self.watched = watched;
-            self.changes = changes;
+            self.changes = changes.wrapping_sub(changing.into());
         });
     }
 

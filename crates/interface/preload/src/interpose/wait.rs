@@ -297,24 +297,30 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
-    // SAFETY: the program's call.
-    let result = unsafe { real::epoll_ctl(epoll, operation, fd, event) };
-    if result != 0 {
-        return result;
-    }
+    crate::epoll::change(|| {
+        // SAFETY: the program's call.
+        let result = unsafe { real::epoll_ctl(epoll, operation, fd, event) };
+        if result == 0 {
+            note_change(epoll, operation, fd, event);
+        }
+        result
+    })
+}
+
+/// Notes what the kernel watches otherwise than before.
+fn note_change(epoll: c_int, operation: c_int, fd: c_int, event: *const epoll_event) {
     if let Some(socket) = table::lookup(fd) {
         process::inside(|inside| crate::epoll::forget(epoll, inside));
         if socket.is_telling() {
             // Who waits on it already knows nothing of that.
             crate::epoll::wake(epoll);
         }
-    } else {
-        // The kernel has read it just now.
-        let data = || match operation {
-            libc::EPOLL_CTL_DEL => None,
-            _ => memory::read(event).ok().map(|event| event.u64),
-        };
-        crate::epoll::other_changed(epoll, data);
+        return;
     }
-    result
+    // The kernel has read it just now.
+    let data = || match operation {
+        libc::EPOLL_CTL_DEL => None,
+        _ => memory::read(event).ok().map(|event| event.u64),
+    };
+    crate::epoll::other_changed(epoll, data);
 }
