@@ -440,7 +440,7 @@ fn another_stamp_of_other_specifications_is_read_from_then_on() {
     let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
     let take = |table: &mut Table, at| {
         let now = START + at * MS;
-        let _ = take(table, now, &stamped(&packet, at as u32 * 2, now - 3 * MS));
+        take(table, now, &stamped(&packet, at as u32 * 2, now - 3 * MS));
     };
     (0..10).for_each(|at| take(&mut table, at));
     let told = |table: &Table| {
