@@ -331,7 +331,10 @@ fn what_is_kept_is_what_was_asked_for_by_command_also_where_its_datapath_is_not_
     let handle = node.handle();
     let told = handle.schedules().expect("running").remove(0);
     assert!(told.operational.is_some(), "the configured one runs");
-    assert_eq!(handle.kept_schedules().expect("running"), [absent.clone()]);
+    assert_eq!(
+        handle.kept_schedules().expect("running"),
+        std::slice::from_ref(&absent)
+    );
     let asked = from("udp", now, 3600 * SECOND);
     let installed = handle.install_schedule(asked.clone()).expect("running");
     installed.expect("installed");
