@@ -100,8 +100,9 @@ type node struct {
 	t         *testing.T
 	namespace string
 	directory string
-	daemon    *exec.Cmd
-	admin     adminv1.AdminClient
+	// One for all tests that the node is on: any of them may end it and start another one.
+	daemon *atomic.Pointer[exec.Cmd]
+	admin  adminv1.AdminClient
 }
 
 // newNode starts taktd in a namespace, with more behind its configuration.
@@ -115,7 +116,7 @@ func newNode(t *testing.T, namespace, more string) *node {
 	t.Cleanup(func() { os.RemoveAll(directory) })
 	// With an address of its own: a bridge that has none takes that of a port, which may be leaving.
 	must(t, "ip", "-n", namespace, "link", "add", "br0", "address", "02:00:00:00:00:01", "mtu", "1450", "type", "bridge")
-	n := &node{t: t, namespace: namespace, directory: directory}
+	n := &node{t: t, namespace: namespace, directory: directory, daemon: new(atomic.Pointer[exec.Cmd])}
 	config := fmt.Sprintf("[node]\nname = %q\nstate = %q\n[security]\nkey_file = %q\n[admin]\nsocket = %q\n%s",
 		namespace, n.path("state"), n.path("node.key"), n.path("admin.sock"), more)
 	n.write("takt.toml", config)
@@ -160,12 +161,13 @@ func (n *node) start() {
 	}
 	defer log.Close()
 	// The namespace's command is replaced by the daemon: one process.
-	n.daemon = exec.Command("ip", "netns", "exec", n.namespace, filepath.Join(built, "taktd"), "--config", n.path("takt.toml"))
-	n.daemon.Stdout, n.daemon.Stderr = log, log
-	n.daemon.Env = append(os.Environ(), "TAKT_SOCKET="+n.path("takt.sock"))
-	if err := n.daemon.Start(); err != nil {
+	daemon := exec.Command("ip", "netns", "exec", n.namespace, filepath.Join(built, "taktd"), "--config", n.path("takt.toml"))
+	daemon.Stdout, daemon.Stderr = log, log
+	daemon.Env = append(os.Environ(), "TAKT_SOCKET="+n.path("takt.sock"))
+	if err := daemon.Start(); err != nil {
 		n.t.Fatal(err)
 	}
+	n.daemon.Store(daemon)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for {
@@ -183,10 +185,9 @@ func (n *node) start() {
 
 // kill ends the daemon as a crash does.
 func (n *node) kill() {
-	if n.daemon != nil {
-		n.daemon.Process.Kill()
-		n.daemon.Wait()
-		n.daemon = nil
+	if daemon := n.daemon.Swap(nil); daemon != nil {
+		daemon.Process.Kill()
+		daemon.Wait()
 	}
 }
 
