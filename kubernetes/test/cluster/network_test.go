@@ -94,7 +94,11 @@ func mount(p *corev1.Pod, name, from, to string) {
 
 // python is such a pod that runs a script. Its image is the guest's, with the node's own Python.
 func python(name string, annotations map[string]string, script string, args ...string) *corev1.Pod {
-	p := unprivileged(name, "takt.test/guest:1", annotations, append([]string{"/usr/bin/python3", "-c", script}, args...)...)
+	return onNodesFiles(unprivileged(name, "takt.test/guest:1", annotations, append([]string{"/usr/bin/python3", "-c", script}, args...)...))
+}
+
+// onNodesFiles gives a pod the node's programs and libraries.
+func onNodesFiles(p *corev1.Pod) *corev1.Pod {
 	for at, paths := range [][2]string{{"/usr", "/usr"}, {"/usr/lib", "/lib"}, {"/usr/lib64", "/lib64"}} {
 		mount(p, "v"+strconv.Itoa(at), paths[0], paths[1])
 	}

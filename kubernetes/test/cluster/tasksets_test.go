@@ -125,11 +125,9 @@ func (s taskSet) inPod(t *testing.T, setting json.RawMessage, reserved bool) ([]
 	if reserved {
 		threads = "held"
 	}
-	p := unprivileged(name, "takt.test/guest:1", nil,
-		"/built/takt", "bench", "reservations", "set", strconv.Itoa(s.Number), "--setting", string(setting), "--threads", threads, "--neighbour", "/beside/hogs", "--json")
-	for at, paths := range [][2]string{{"/usr", "/usr"}, {"/usr/lib", "/lib"}, {"/usr/lib64", "/lib64"}, {os.Getenv("TAKT_BUILT"), "/built"}} {
-		mount(p, "v"+strconv.Itoa(at), paths[0], paths[1])
-	}
+	p := onNodesFiles(unprivileged(name, "takt.test/guest:1", nil,
+		"/built/takt", "bench", "reservations", "set", strconv.Itoa(s.Number), "--setting", string(setting), "--threads", threads, "--neighbour", "/beside/hogs", "--json"))
+	mount(p, "built", os.Getenv("TAKT_BUILT"), "/built")
 	// Where the two containers find each other.
 	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "beside", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
 	p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "beside", MountPath: "/beside"})

@@ -163,6 +163,11 @@ impl Sender {
         self.counters
     }
 
+    /// How long after it was emitted a message is of use. `None`: always.
+    pub fn deadline_ns(&self) -> Option<i64> {
+        self.config.policy.deadline()
+    }
+
     /// Messages retained.
     pub fn retained(&self) -> u32 {
         self.window.len() as u32
@@ -595,7 +600,7 @@ impl Sender {
 
     /// When a message is given up.
     fn expiry_ns(&self, message: &Retained, way_back_ns: i64) -> Option<i64> {
-        Some(message.since_ns + self.config.policy.deadline()? + way_back_ns)
+        Some(message.since_ns + self.deadline_ns()? + way_back_ns)
     }
 
     fn expire(&mut self, now_ns: i64) {
@@ -744,7 +749,7 @@ impl Sender {
     fn in_time(&self, peer: &Peer, sequence: u64, at_ns: i64) -> bool {
         let way = peer.round_trip.smoothed().unwrap_or(0) / 2;
         let since = self.window[(sequence - self.oldest) as usize].since_ns;
-        let deadline = self.config.policy.deadline();
+        let deadline = self.deadline_ns();
         deadline.is_none_or(|deadline| at_ns.saturating_add(way) <= since + deadline)
     }
 

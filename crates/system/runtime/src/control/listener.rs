@@ -230,13 +230,7 @@ impl Control {
             {
                 self.end_senders_of_frames(&old);
             }
-            for session in self
-                .sessions
-                .values_mut()
-                .filter(|s| Arc::ptr_eq(&s.policy, &old))
-            {
-                session.policy = policy.clone();
-            }
+            self.replace_policy(&old, &policy);
             if policy.trust != old.trust {
                 let theirs = self.sessions.values().filter(|s| s.tenant == tenant);
                 let theirs: Vec<SessionId> = theirs.map(|s| s.id).collect();
@@ -355,13 +349,18 @@ impl Control {
         if policy.endpoint.is_none() {
             return;
         }
-        let left = Arc::new(Policy {
+        let left = Policy {
             endpoint: None,
             ..Policy::clone(policy)
-        });
+        };
+        self.replace_policy(policy, &Arc::new(left));
+    }
+
+    /// Gives the sessions that have one policy another one.
+    fn replace_policy(&mut self, old: &Arc<Policy>, new: &Arc<Policy>) {
         let sessions = self.sessions.values_mut();
-        for session in sessions.filter(|s| Arc::ptr_eq(&s.policy, policy)) {
-            session.policy = left.clone();
+        for session in sessions.filter(|s| Arc::ptr_eq(&s.policy, old)) {
+            session.policy = new.clone();
         }
     }
 

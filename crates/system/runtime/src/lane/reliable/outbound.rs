@@ -83,8 +83,6 @@ pub(in super::super) struct Outbound {
     class: TrafficClass,
     epoch: u32,
     slow_sinks: SlowSinks,
-    /// How long after it was emitted a message is of use.
-    deadline_ns: Option<i64>,
     /// Its messages take the place of those before them.
     latest: bool,
     engine: Sender,
@@ -289,6 +287,17 @@ impl Outbound {
     }
 }
 
+/// When a message leaves that can from an instant on: at its launch time, if that is later and not beyond what is looked ahead.
+fn leaves_ns(descriptor: &TxDescriptor, from_ns: i64) -> i64 {
+    match descriptor.flags & FLAG_LAUNCH_TIME {
+        0 => from_ns,
+        _ => {
+            let latest_ns = from_ns + HORIZON.as_nanos() as i64;
+            descriptor.launch_time_ns.clamp(from_ns, latest_ns)
+        }
+    }
+}
+
 impl Reliable {
     /// Whether a source still has this remote lane as one of its receivers.
     pub(in super::super) fn is_peer(&self, source: OutboundSlot, remote: RemoteSlot) -> bool {
@@ -455,10 +464,6 @@ impl Lane {
             class: TrafficClass::BEST_EFFORT,
             epoch: now_ns as u32 ^ (now_ns >> 32) as u32,
             slow_sinks,
-            deadline_ns: match config.policy {
-                Policy::Within(deadline_ns) => Some(deadline_ns),
-                Policy::Reliable | Policy::Latest => None,
-            },
             latest: config.policy == Policy::Latest,
             engine,
             peers: Vec::new(),
@@ -553,20 +558,13 @@ impl State {
         entry: OutboundSlot,
         progress: &InProgress,
     ) -> Option<i64> {
-        let deadline_ns = self.reliable.outbound.get(entry)?.deadline_ns?;
+        let deadline_ns = self.reliable.outbound.get(entry)?.engine.deadline_ns()?;
         Some(self.useful_from(progress).saturating_add(deadline_ns))
     }
 
     /// From when on that counts: its launch time if it has one, else when the lane took it.
     fn useful_from(&self, progress: &InProgress) -> i64 {
-        let taken_ns = progress.send_time_ns;
-        let from_ns = match progress.descriptor.flags & FLAG_LAUNCH_TIME {
-            0 => taken_ns,
-            _ => {
-                let launch_ns = progress.descriptor.launch_time_ns;
-                launch_ns.clamp(taken_ns, taken_ns + HORIZON.as_nanos() as i64)
-            }
-        };
+        let from_ns = leaves_ns(&progress.descriptor, progress.send_time_ns);
         self.round.steady_of(from_ns)
     }
 
@@ -581,12 +579,10 @@ impl State {
     ) -> Next {
         let steady_ns = self.round.steady_of(now_ns);
         let since_ns = self.useful_from(progress);
-        let until_ns = match progress.batch {
-            None => self.waits_until(entry, progress),
-            // What was begun is ended.
-            Some(_) => None,
-        };
+        // What was begun is ended.
+        let mut until_ns = None;
         if progress.batch.is_none() {
+            until_ns = self.waits_until(entry, progress);
             if until_ns.is_some_and(|until_ns| until_ns <= steady_ns) {
                 return self.too_late(entry, progress);
             }
@@ -632,15 +628,8 @@ impl State {
             }
         };
         // Until then it waits in a scheduler.
-        let leaves_ns = self
-            .round
-            .steady_of(match progress.descriptor.flags & FLAG_LAUNCH_TIME {
-                0 => now_ns,
-                _ => {
-                    let launch_ns = progress.descriptor.launch_time_ns;
-                    launch_ns.clamp(now_ns, now_ns + HORIZON.as_nanos() as i64)
-                }
-            });
+        let leaves_ns = leaves_ns(&progress.descriptor, now_ns);
+        let leaves_ns = self.round.steady_of(leaves_ns);
         batch.to = batch.from;
         let most = super::super::egress::fragments(&batch.cut, left);
         while batch.to < batch.cut.count() && batch.to - batch.from < most {
@@ -720,11 +709,11 @@ impl State {
         };
         // What was stamped before the clock was stepped measures nothing.
         said.stamp_ns = self.round.steady_of_past(said.stamp_ns).unwrap_or(i64::MIN);
-        let promised = source.message_from(source.engine.next());
-        let Some(peer) = source.peers.iter_mut().find(|peer| peer.remote == remote) else {
+        let peers = &mut source.peers;
+        let Some(at) = peers.iter().position(|peer| peer.remote == remote) else {
             return self.counters.rx_unknown_sender.add(1);
         };
-        match peer.id {
+        match peers[at].id {
             Ok(id) => {
                 let before = source.engine.acknowledged(id);
                 match (source.engine.acknowledge(now_ns, id, &said), before) {
@@ -733,10 +722,12 @@ impl State {
                 }
             }
             // It is back: it gets what is emitted from now on.
-            Err(_) if said.limit != said.next && now_ns >= peer.again_ns => {
+            Err(_) if said.limit != said.next && now_ns >= peers[at].again_ns => {
                 if let Ok(id) = source.engine.try_peer(now_ns) {
-                    (peer.id, peer.promised) = (Ok(id), promised);
-                    peer.since = source.engine.next();
+                    let since = source.engine.next();
+                    let promised = source.message_from(since);
+                    let peer = &mut source.peers[at];
+                    (peer.id, peer.promised, peer.since) = (Ok(id), promised, since);
                 }
             }
             Err(_) => {}

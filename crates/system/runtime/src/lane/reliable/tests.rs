@@ -457,6 +457,19 @@ impl World {
         }
     }
 
+    /// A millisecond in which a message of 1,000 bytes is emitted, if there is room, and all sinks consume at once.
+    fn millisecond(&mut self) {
+        self.clock.0.fetch_add(1_000_000, Ordering::Relaxed);
+        if self.hosts[0].apps[0].pending() < DEPTH as usize {
+            self.hosts[0].apps[0].emit(1000);
+        }
+        self.round();
+        for app in self.hosts.iter_mut().flat_map(|host| &mut host.apps) {
+            app.receive(usize::MAX);
+            app.hand_back();
+        }
+    }
+
     /// Emits messages of these lengths as there is room, and has all sinks consume at once.
     fn transmit(&mut self, lengths: &[usize], nanos: i64) {
         let mut left = lengths.iter().peekable();
@@ -1150,18 +1163,7 @@ fn a_node_that_answers_and_gets_nothing_holds_up_the_others_ever_more_seldom() {
                 slow_sinks,
             },
         );
-        // A message in each of 60,000 milliseconds, if there is room.
-        for _ in 0..60_000 {
-            world.clock.0.fetch_add(1_000_000, Ordering::Relaxed);
-            if world.hosts[0].apps[0].pending() < DEPTH as usize {
-                world.hosts[0].apps[0].emit(1000);
-            }
-            world.round();
-            for app in world.hosts.iter_mut().flat_map(|host| &mut host.apps) {
-                app.receive(usize::MAX);
-                app.hand_back();
-            }
-        }
+        (0..60_000).for_each(|_| world.millisecond());
         let [_, gets_all, gets_none] = [0, 1, 2].map(|host| {
             let received = &world.hosts[host].apps[0].received;
             received.len()
@@ -1171,15 +1173,7 @@ fn a_node_that_answers_and_gets_nothing_holds_up_the_others_ever_more_seldom() {
         // When more than that gets there again it is one of the receivers.
         ways[2].swallows_above.store(usize::MAX, Ordering::Relaxed);
         for _ in 0..70_000 {
-            world.clock.0.fetch_add(1_000_000, Ordering::Relaxed);
-            if world.hosts[0].apps[0].pending() < DEPTH as usize {
-                world.hosts[0].apps[0].emit(1000);
-            }
-            world.round();
-            for app in world.hosts.iter_mut().flat_map(|host| &mut host.apps) {
-                app.receive(usize::MAX);
-                app.hand_back();
-            }
+            world.millisecond();
             if world.hosts[2].apps[0].received.len() > 1000 {
                 break;
             }
