@@ -8,6 +8,11 @@ use takt_testing::until;
 
 use super::support::{Listener, Running, Site, ended_well, program, script};
 
+/// An address of the same network that no station has.
+fn absent_beside(present: &str) -> String {
+    present.rsplit_once('.').expect("IPv4").0.to_owned() + ".253"
+}
+
 #[test]
 fn a_first_datagram_waits_for_its_next_hop_and_leaves_at_its_time() {
     for closing in ["0", "1"] {
@@ -142,13 +147,7 @@ fn what_waits_for_a_next_hop_is_sent_or_counted_however_its_socket_ends() {
     };
     // Of a station that is not there, nobody tells an address.
     let [present, _] = site.addresses();
-    let absent = present
-        .to_string()
-        .rsplit_once('.')
-        .expect("IPv4")
-        .0
-        .to_owned()
-        + ".253";
+    let absent = absent_beside(&present.to_string());
     let running = ways.map(|way| (way, start(way, &absent)));
     for (way, running) in running {
         let (_, err) = running.end();
@@ -180,7 +179,7 @@ fn what_waits_for_a_next_hop_is_sent_though_the_descriptor_is_closed_that_was_us
     let listener = Listener::new(site.there());
     let [present, _] = site.addresses();
     let present = present.to_string();
-    let late = present.rsplit_once('.').expect("IPv4").0.to_owned() + ".253";
+    let late = absent_beside(&present);
     let mut command = site.command("python3");
     command.arg(script("held.py")).args([&late, "stays"]);
     let running = Running::start(command.env("TAKT_PRELOAD", "required"));
@@ -203,7 +202,7 @@ fn what_waits_for_a_next_hop_goes_there_though_its_socket_is_connected_elsewhere
     let listener = Listener::new(site.there());
     let [present, _] = site.addresses();
     let present = present.to_string();
-    let late = present.rsplit_once('.').expect("IPv4").0.to_owned() + ".253";
+    let late = absent_beside(&present);
     let mut command = site.command(program("reconnected"));
     command.args([&late, &present]);
     let running = Running::start(command.env("TAKT_PRELOAD", "required"));
