@@ -80,13 +80,13 @@ datapaths:
 
 lint-datapaths:
 	@scripts/setup.sh datapaths
-	$(call each_datapath,$(CARGO) fmt --check && CARGO_TARGET_DIR=$(CURDIR)/target $(CARGO) clippy --all-targets -- -D warnings)
+	$(call each_datapath,$(CARGO) fmt --check && $(CARGO) clippy --all-targets -- -D warnings)
 
 test-datapaths: setup lint-datapaths
 	$(CARGO) build --workspace
 	$(call each_datapath,$(CARGO) build --quiet)
 	$(SUDO) tests/technologies/run.py --rounds 1 --count 500
-	$(call each_datapath,$(SUDO) env CARGO_TARGET_DIR=$(CURDIR)/target $(CARGO) test)
+	$(call each_datapath,$(SUDO) env CARGO_TARGET_DIR=$$CARGO_TARGET_DIR $(CARGO) test)
 
 # Figures beside the bare technologies, and lines of code: ROUNDS=9 COUNT=20000.
 bench-technologies: ROUNDS ?= 9

@@ -408,12 +408,15 @@ impl PacketSocket {
     /// Waits for packets for at most `timeout_ms`, and hands out those of the blocks that are full or timed out: of
     /// one round through the ring at most. Returns how many there were.
     ///
+    /// With each is whether the ring may have had no room for others before it, in which case the next
+    /// [`statistics`](Self::statistics) count them.
+    ///
     /// # Errors
     /// The kernel's; `ErrorKind::Interrupted` is none.
     pub fn take(
         &mut self,
         timeout_ms: u32,
-        mut packet: impl FnMut(&Meta, &[u8]),
+        mut packet: impl FnMut(&Meta, &[u8], bool),
     ) -> io::Result<u64> {
         let mut taken = 0;
         for round in 0..self.blocks {
@@ -424,14 +427,18 @@ impl PacketSocket {
             // SAFETY: the kernel changes the status as one word. Acquire: pairs with the kernel's barrier before it
             // hands a block over, so that the packets in it are seen.
             let status = unsafe { AtomicU32::from_ptr(&raw mut (*header).block_status) };
-            if status.load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
+            let mut said = status.load(Ordering::Acquire);
+            if said & libc::TP_STATUS_USER == 0 {
                 if round > 0 || !self.wait(timeout_ms)? {
                     return Ok(taken);
                 }
-                if status.load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
+                said = status.load(Ordering::Acquire);
+                if said & libc::TP_STATUS_USER == 0 {
                     return Ok(taken);
                 }
             }
+            // Set where the kernel dropped packets since it was asked how many: before this block or in it.
+            let losing = said & libc::TP_STATUS_LOSING != 0;
             // SAFETY: the block is ours until its status is given back.
             let (count, first) = unsafe { ((*header).num_pkts, (*header).offset_to_first_pkt) };
             let mut at = first as usize;
@@ -462,9 +469,9 @@ impl PacketSocket {
                 match put_back(&mut self.tagged, bytes, frame.tp_status, (tpid, tci)) {
                     true => {
                         meta.length += 4;
-                        packet(&meta, &self.tagged);
+                        packet(&meta, &self.tagged, losing);
                     }
-                    false => packet(&meta, bytes),
+                    false => packet(&meta, bytes, losing),
                 }
                 taken += 1;
                 if frame.tp_next_offset == 0 {

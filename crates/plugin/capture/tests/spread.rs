@@ -51,7 +51,7 @@ fn flows_are_spread_and_rtp_stays_with_its_reports() {
         let mut seen: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
         until_true("all are captured", || {
             for (at, socket) in sockets.iter_mut().enumerate() {
-                let taken = socket.take(10, |_, bytes| {
+                let taken = socket.take(10, |_, bytes, _| {
                     let begins = bytes.windows(MARK.len()).position(|window| window == MARK);
                     if let Some(begin) = begins {
                         let number = bytes[begin + MARK.len()];

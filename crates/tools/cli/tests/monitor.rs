@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::UdpSocket;
@@ -525,6 +526,70 @@ fn an_interface_is_watched_live() {
         }
         assert!(Instant::now() < deadline, "no packet was seen");
     }
+}
+
+/// A monitor that was stopped while packets came has no room for all of them. None was lost on its way.
+#[test]
+fn what_the_ring_had_no_room_for_is_no_loss_of_the_network() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: network namespaces need root");
+        return;
+    }
+    let directory = Directory::new();
+    std::fs::write(
+        directory.join("rules.toml"),
+        "[[rule]]\nname = \"lossy\"\nwhen = \"lost > 0 or missing > 0\"\ndo = [\"event\"]\n",
+    )
+    .expect("written");
+    let lab = Lab::scratch(&LabConfig::default()).expect("a lab");
+    let [near, far] = [lab.host(0), lab.host(1)];
+    let child = near
+        .command(env!("CARGO_BIN_EXE_takt"))
+        .expect("a command")
+        .args(["monitor", "-i", "eth0", "--ring", "1", "--json"])
+        .args(["--specs", &directory.text("rules.toml")])
+        .args(["--openmetrics", "127.0.0.1:9464", "--interval", "100ms"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("takt starts");
+    let mut monitor = Running(child);
+    let inside = far.enter().expect("the host");
+    let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+    socket
+        .connect((near.address(), 5004))
+        .expect("an address that it reaches");
+    drop(inside);
+    let sequence = Cell::new(0_u16);
+    let send = |count: u16| {
+        for _ in 0..count {
+            // Nobody listens: the answer to one is the next one's error.
+            while socket.send(&rtp(sequence.get())).is_err() {}
+            sequence.set(sequence.get() + 1);
+        }
+    };
+    let taken = |least: u64| {
+        until_true("packets are taken", || {
+            send(10);
+            metric(near, "takt_health_packets_total") >= least
+        });
+        metric(near, "takt_health_packets_total")
+    };
+    let before = taken(100);
+    monitor.signal(Signal::STOP);
+    // Some five times what the ring has room for.
+    send(20_000);
+    monitor.signal(Signal::CONT);
+    taken(before + 100);
+    monitor.signal(Signal::INT);
+    let account = monitor.end().json();
+    let dropped = account["packets"]["dropped"].as_u64();
+    assert!(dropped.is_some_and(|dropped| dropped > 0), "{account}");
+    assert_eq!(
+        account["events"].as_array().map(Vec::len),
+        Some(0),
+        "{account}"
+    );
 }
 
 #[test]

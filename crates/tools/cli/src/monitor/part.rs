@@ -239,8 +239,12 @@ impl Part {
         }
         let mut last = None;
         socket
-            .take(WAIT.as_millis() as u32, |meta, bytes| {
+            .take(WAIT.as_millis() as u32, |meta, bytes, losing| {
                 last = Some(meta.utc_ns);
+                // What had no room here was not lost on its way.
+                if losing {
+                    self.table.note_unseen(self.tai(meta));
+                }
                 self.take(meta, bytes, outlets);
             })
             .map_err(|error| match error.raw_os_error() {
@@ -251,9 +255,11 @@ impl Part {
                 None => Failure::io("capture")(error),
             })?;
         self.by_device = socket.by_device();
-        if let Ok(statistics) = socket.statistics() {
-            let dropped = self.dropped.get_or_insert(0);
-            *dropped += u64::from(statistics.drops);
+        if let Ok(statistics) = socket.statistics()
+            && statistics.drops > 0
+        {
+            *self.dropped.get_or_insert(0) += u64::from(statistics.drops);
+            self.table.note_unseen(self.now());
         }
         self.took_until(last.map(|last| last + self.config.tai_offset_ns), outlets);
         Ok(())
@@ -276,8 +282,10 @@ impl Part {
     pub fn copies(&mut self, node: &Node, outlets: &Outlets) -> Result<(), Failure> {
         let mut last = None;
         if let Some((packets, lost)) = node.take(WAIT)? {
-            self.dropped = Some(lost);
             self.follow(tai::offset_ns());
+            if self.dropped.replace(lost).is_some_and(|had| lost > had) {
+                self.table.note_unseen(self.now());
+            }
             // Those of before it changed have the other time.
             let to_ns = utc_now() + self.config.tai_offset_ns + AHEAD_NS;
             let of_now = |packet: &&CapturedPacket| {
@@ -295,9 +303,19 @@ impl Part {
 
     /// Notes when the last packet came of those that were taken now, TAI, if any was.
     fn took_until(&mut self, last_ns: Option<i64>, outlets: &Outlets) {
-        let now_ns = utc_now() + self.config.tai_offset_ns;
+        let now_ns = self.now();
         self.backlog_ns = Some(last_ns.map_or(0, |last| (now_ns - last).max(0)));
         self.look(now_ns, outlets);
+    }
+
+    /// TAI.
+    fn now(&self) -> i64 {
+        utc_now().saturating_add(self.config.tai_offset_ns)
+    }
+
+    /// When a packet came, TAI.
+    fn tai(&self, meta: &Meta) -> i64 {
+        meta.utc_ns.saturating_add(self.config.tai_offset_ns)
     }
 
     /// Looks after flows that have become silent.
@@ -324,7 +342,7 @@ impl Part {
             self.unknown_link = Some(meta.link_type);
             return;
         };
-        let now_ns = meta.utc_ns.saturating_add(self.config.tai_offset_ns);
+        let now_ns = self.tai(meta);
         if let Ok(seen) = self.table.take(now_ns, link, bytes, meta.length) {
             self.seen(seen, now_ns, outlets, |writer| writer.packet(meta, bytes));
         }
