@@ -7,7 +7,8 @@ use std::fs::File;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use support::{App, attach, connect, listening, refusal, send};
 use takt_runtime::policy::Policy;
-use takt_session::{ErrorCode, Qos, transport};
+use takt_session::message::Request;
+use takt_session::{ChannelId, ErrorCode, Qos, SinkMode, transport};
 use takt_testing::PATIENCE;
 
 #[test]
@@ -48,7 +49,21 @@ fn who_comes_when_no_descriptor_is_left_waits_or_is_told_and_others_go_on() {
         assert!(failure.message.contains("raise LimitNOFILE"), "{failure}");
     }
     goes_on(&mut at_work, 6);
+    // With less than the reserve left nobody has descriptors opened, who is at work neither.
+    taken.truncate(taken.len() - 50);
+    let with_descriptor = |channel| Request::OpenSink {
+        stream,
+        channel: ChannelId(channel),
+        depth: 0,
+        notify_fd: true,
+        mode: SinkMode::default(),
+    };
+    let refused = at_work.ask(with_descriptor(9)).expect_err("a reserve");
+    assert_eq!(refused.code, ErrorCode::Limit, "{refused}");
+    assert!(refused.message.contains("raise LimitNOFILE"), "{refused}");
+    goes_on(&mut at_work, 8);
     drop(taken);
+    at_work.ask(with_descriptor(9)).expect("room");
     let mut again = App::over(connect(&path));
     again.stream(Qos::slow());
     goes_on(&mut at_work, 7);

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use support::{App, Sink, Source, config, free_port, start};
+use takt_clock::{Clock, SystemTai};
 use takt_runtime::policy::Policy;
-use takt_session::layout::{HEADER_BYTES, Outcome, TxDescriptor};
+use takt_session::layout::{FLAG_LAUNCH_TIME, HEADER_BYTES, Outcome, TxDescriptor};
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ErrorCode, Qos, transport};
 use takt_testing::until_true;
@@ -237,6 +238,28 @@ fn impossible_wishes_for_memory_are_refused() {
     }
     let other = App::attach(runtime.handle());
     drop(other);
+}
+
+#[test]
+fn who_closes_a_source_that_is_still_to_send_again_and_again_is_told_so() {
+    let runtime = start(config(free_port(), &[]));
+    let mut app = App::attach(runtime.handle());
+    let stream = app.stream(Qos::slow());
+    let mut source = app.source(stream, 5, 0);
+    let _sink = app.sink(stream, 5, 0);
+    let later = TxDescriptor {
+        flags: FLAG_LAUNCH_TIME,
+        launch_time_ns: SystemTai.now().as_nanos() + 50_000_000_000,
+        ..TxDescriptor::default()
+    };
+    app.emit_as(&mut source, b"later", later);
+    let close = Request::CloseSource(source.id);
+    support::send(&app.socket, 1000, close.clone(), &[]);
+    for _ in 0..3 {
+        let refused = app.ask(close.clone()).expect_err("it is closed already");
+        assert_eq!(refused.code, ErrorCode::NotFound, "{refused}");
+    }
+    app.source(stream, 5, 0);
 }
 
 #[test]

@@ -196,6 +196,7 @@ impl Control {
             return Err(ListenError::NoSuchLane { lane, last });
         }
         self.admissions += 1;
+        let descriptors = config.policy.descriptors;
         if let Some((&tenant, listener)) = self
             .listeners
             .iter_mut()
@@ -242,6 +243,7 @@ impl Control {
             }
             // Its messages may be held back for the rates it had.
             self.lanes.iter().for_each(|lane| lane.handle.wake());
+            self.check_descriptors_of_listeners(descriptors.saturating_sub(old.descriptors));
             return Ok(());
         }
         let listener = Listener::open(config, &self.memory)?;
@@ -258,6 +260,7 @@ impl Control {
                 }
             })?;
         self.listeners.insert(id, listener);
+        self.check_descriptors_of_listeners(descriptors);
         Ok(())
     }
 
@@ -389,7 +392,7 @@ impl Control {
             };
             let (policy, account) = (listener.policy.clone(), listener.account.clone());
             let tenant = (id, listener.rates.clone(), listener.policer.clone());
-            let admitted = check_descriptors(&socket)
+            let admitted = check_descriptors([&socket])
                 .and_then(|()| {
                     Credentials::of(&socket).map_err(|error| {
                         Failure::new(
@@ -421,15 +424,17 @@ impl Control {
         }
     }
 
-    /// Says so if applications may need more descriptors than this process has: the last of them are refused then.
-    pub(super) fn check_descriptors_of_listeners(&self) {
+    /// Says so if applications may need more descriptors than this process has, since the last listeners with `newly` of them are
+    /// there: the last of the applications are refused then.
+    pub(super) fn check_descriptors_of_listeners(&self, newly: usize) {
         let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current
         else {
             return;
         };
         let wanted: usize = self.listeners.values().map(|l| l.policy.descriptors).sum();
-        let wanted = (wanted + RESERVE) as u64;
-        if wanted > limit {
+        let (before, wanted) = (wanted.saturating_sub(newly), wanted);
+        let [before, wanted] = [before, wanted].map(|count| (count + RESERVE) as u64);
+        if before <= limit && wanted > limit {
             tracing::warn!(
                 wanted,
                 limit,
@@ -563,8 +568,6 @@ impl Control {
             finish: Finish::No,
             leaving_until: None,
             opening_sinks: Vec::new(),
-            closing_sources: Vec::new(),
-            closing_sinks: Vec::new(),
             untold: Default::default(),
             direct_before: [0; 2],
             telling: false,
@@ -590,13 +593,16 @@ fn check_user(uid: u32, policy: &Policy) -> Result<(), Failure> {
     ))
 }
 
-/// Keeps a reserve of the process's descriptors: the kernel gives out the lowest that is free, so the number of a
-/// new one tells how many are in use, at least.
-fn check_descriptors(socket: &OwnedFd) -> Result<(), Failure> {
+/// Keeps a reserve of the process's descriptors from what applications have it open: the kernel gives out the lowest that is
+/// free, so the numbers of new ones tell how many are in use, at least.
+pub(super) fn check_descriptors<'a>(
+    new: impl IntoIterator<Item = &'a OwnedFd>,
+) -> Result<(), Failure> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let Some(limit) = limit else { return Ok(()) };
-    let number = u64::try_from(socket.as_raw_fd()).unwrap_or_default();
-    if number + (RESERVE as u64) < limit {
+    let highest = new.into_iter().map(AsRawFd::as_raw_fd).max();
+    let number = highest.and_then(|number| u64::try_from(number).ok());
+    if number.unwrap_or_default() + (RESERVE as u64) < limit {
         return Ok(());
     }
     Err(Failure::new(

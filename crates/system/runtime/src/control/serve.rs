@@ -11,6 +11,7 @@ use takt_session::{ChannelId, ErrorCode, Failure, Reliability, transport};
 use super::Control;
 use super::account::Usage;
 use super::direct::Arrival;
+use super::listener::check_descriptors;
 use super::session::{Finish, OpeningSink, Session};
 use crate::ids::SessionId;
 use crate::lane::session::LaneSession;
@@ -229,7 +230,8 @@ impl Control {
                 };
                 let (source, block) = session.add_source(stream, None, depth)?;
                 let carrier = session.stream(stream)?.carrier();
-                let number = self.sources.number(0);
+                let tenant = session.tenant;
+                let number = self.sources.number(tenant, 0);
                 handle.send(Command::AddSource {
                     session: id,
                     source,
@@ -273,6 +275,7 @@ impl Control {
                             format!("cannot make the sink's descriptor: {e}"),
                         )
                     })?;
+                    check_descriptors([&ours, &theirs])?;
                     (Some(ours), Some(theirs))
                 } else {
                     (None, None)
@@ -331,13 +334,15 @@ impl Control {
                     return Ok(None);
                 };
                 let at = SourceSlot(source as usize);
-                let Some(endpoint) = session.sources.get_mut(at) else {
+                let endpoint = session.sources.get_mut(at);
+                // One answer to each: who asks again and again fills nothing.
+                let Some(endpoint) = endpoint.filter(|endpoint| endpoint.asked.is_none()) else {
                     return Err(Failure::new(
                         ErrorCode::NotFound,
-                        format!("the session has no source {source}"),
+                        format!("the session has no source {source} that it has not closed"),
                     ));
                 };
-                session.closing_sources.push((at, request));
+                endpoint.asked = Some(request);
                 if !std::mem::replace(&mut endpoint.closing, true) {
                     handle.send(Command::CloseSource {
                         session: id,
@@ -352,13 +357,15 @@ impl Control {
                     return Ok(None);
                 };
                 let at = SinkSlot(sink as usize);
-                let Some(endpoint) = session.sinks.get_mut(at) else {
+                let endpoint = session.sinks.get_mut(at);
+                // One answer to each: who asks again and again fills nothing.
+                let Some(endpoint) = endpoint.filter(|endpoint| endpoint.asked.is_none()) else {
                     return Err(Failure::new(
                         ErrorCode::NotFound,
-                        format!("the session has no sink {sink}"),
+                        format!("the session has no sink {sink} that it has not closed"),
                     ));
                 };
-                session.closing_sinks.push((at, request));
+                endpoint.asked = Some(request);
                 if !std::mem::replace(&mut endpoint.closing, true) {
                     handle.send(Command::CloseSink {
                         session: id,
@@ -375,11 +382,13 @@ impl Control {
     /// A number for a new source of a session: the same when its application opens it again after a restart, so that
     /// sinks know what they have missed. No tenant can choose the number of another's.
     fn number(&mut self, id: SessionId, origin: u64) -> u32 {
-        let identity = self.sessions.get(&id).map(|s| s.policy.identity.clone());
-        let identity = identity.unwrap_or_default();
+        let session = self.sessions.get(&id);
+        let (tenant, identity) = session
+            .map(|session| (session.tenant, session.policy.identity.clone()))
+            .unwrap_or_default();
         let purpose: [&[u8]; 3] = [b"source", &origin.to_le_bytes(), identity.as_bytes()];
         let wished = self.config.security.number(&purpose);
-        self.sources.number(wished)
+        self.sources.number(tenant, wished)
     }
 
     /// The lanes that may serve sessions of a policy.
@@ -474,9 +483,8 @@ impl Control {
             return;
         };
         let freed = session.free_source(source);
-        let asked: Vec<u32> = take_matching(&mut session.closing_sources, source);
         self.map_writer_again(id, freed.and_then(|endpoint| endpoint.channel));
-        self.say_closed(id, asked);
+        self.say_closed(id, freed.and_then(|endpoint| endpoint.asked));
     }
 
     /// The lane has released a sink.
@@ -484,9 +492,8 @@ impl Control {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
-        session.free_sink(sink);
-        let asked: Vec<u32> = take_matching(&mut session.closing_sinks, sink);
-        self.say_closed(id, asked);
+        let freed = session.free_sink(sink);
+        self.say_closed(id, freed.and_then(|endpoint| endpoint.asked));
     }
 
     fn say_closed(&self, id: SessionId, requests: impl IntoIterator<Item = u32>) {
@@ -594,13 +601,7 @@ impl Control {
             return;
         };
         session.finish = Finish::Done(session.leaving_until.take().unwrap_or(now));
-        session.free_all();
-        let sources = session
-            .closing_sources
-            .drain(..)
-            .map(|(_, request)| request);
-        let sinks = session.closing_sinks.drain(..).map(|(_, request)| request);
-        let asked: Vec<u32> = sources.chain(sinks).collect();
+        let asked = session.free_all();
         self.say_closed(id, asked.into_iter().chain([request]));
     }
 
@@ -712,16 +713,6 @@ pub(super) fn end_connection(socket: &OwnedFd, failure: &Failure) {
     .encode();
     let _ = transport::send(socket, &ended, &[], false);
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
-}
-
-fn take_matching<S: Copy + PartialEq>(list: &mut Vec<(S, u32)>, endpoint: S) -> Vec<u32> {
-    let found = list
-        .iter()
-        .filter(|(at, _)| *at == endpoint)
-        .map(|(_, request)| *request)
-        .collect();
-    list.retain(|(at, _)| *at != endpoint);
-    found
 }
 
 /// A sink's notification: the lane sends a byte, the application polls and drains. A datagram socket,

@@ -16,7 +16,7 @@ use takt_session::{ChannelId, ErrorCode, Failure, PROTOCOL_VERSION, Qos, SinkMod
 use takt_shm::{Arena, Buddy, CHUNK, LaneBellHost, Newest, Region, RingError, RingLayout};
 
 use super::account::{Charge, Usage};
-use super::listener::FIRST_WITHOUT;
+use super::listener::{FIRST_WITHOUT, check_descriptors};
 use crate::config::Limits;
 use crate::counters::SessionCounters;
 use crate::ids::SessionId;
@@ -71,8 +71,6 @@ pub struct Session {
     /// Sinks that the lane does not have yet.
     pub opening_sinks: Vec<OpeningSink>,
     /// Requests to close that the lane has not answered: request number by endpoint.
-    pub closing_sources: Vec<(SourceSlot, u32)>,
-    pub closing_sinks: Vec<(SinkSlot, u32)>,
     /// What it is still to be told of its rings.
     pub untold: VecDeque<Reply>,
     /// Messages and bytes of closed sources that it says went by no lane.
@@ -235,6 +233,8 @@ pub struct Endpoint {
     descriptors: usize,
     /// The application has closed it; the lane has not released it yet.
     pub closing: bool,
+    /// The request that closes it, which is to be answered when the lane has.
+    pub asked: Option<u32>,
 }
 
 impl Endpoint {
@@ -324,6 +324,20 @@ impl Session {
             ..Usage::default()
         };
         self.charge.add(&self.policy, memory)?;
+        let made = self.make_arena(name, map, domain, limits);
+        if made.is_err() {
+            self.charge.subtract(memory);
+        }
+        made
+    }
+
+    fn make_arena(
+        &mut self,
+        name: String,
+        map: ArenaMap,
+        domain: bool,
+        limits: &Limits,
+    ) -> Result<(Reply, Vec<OwnedFd>), Failure> {
         let system = |what: &str, error: &dyn std::fmt::Display| {
             refuse(ErrorCode::System, format!("cannot {what}: {error}"))
         };
@@ -360,6 +374,7 @@ impl Session {
         if let Some(region) = &region {
             descriptors.push(copy(region.as_fd())?);
         }
+        check_descriptors(&descriptors)?;
         // The largest block of either region bounds a message.
         let max_message = limits.max_message.min(map.tx_bytes);
         self.unplaced = Some(Box::new(LaneSession::new(SessionParts {
@@ -481,6 +496,7 @@ impl Session {
             told: false,
             descriptors: 0,
             closing: false,
+            asked: None,
         };
         let at = self.place(endpoint, cleared, |session| &mut session.sources, "sources")?;
         Ok((at, block))
@@ -525,6 +541,7 @@ impl Session {
             // Both ends of the pair: the application's until it is sent.
             descriptors: if notify { 2 } else { 0 },
             closing: false,
+            asked: None,
         };
         let at = self.place(endpoint, cleared, |session| &mut session.sinks, "sinks")?;
         Ok((at, block))
@@ -594,15 +611,17 @@ impl Session {
         })
     }
 
-    /// The lane has released all of it: what is left is the memory, and the connection.
-    pub fn free_all(&mut self) {
+    /// The lane has released all of it: what is left is the memory, and the connection. Returns the requests that this answers.
+    pub fn free_all(&mut self) -> Vec<u32> {
+        let mut asked = Vec::new();
         for at in self.sources.places() {
-            self.free_source(at);
+            asked.extend(self.free_source(at).and_then(|endpoint| endpoint.asked));
         }
         for at in self.sinks.places() {
-            self.free_sink(at);
+            asked.extend(self.free_sink(at).and_then(|endpoint| endpoint.asked));
         }
         self.streams.take_all();
+        asked
     }
 
     /// The lane has released a source.

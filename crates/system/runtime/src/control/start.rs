@@ -409,7 +409,6 @@ fn start(
     {
         return Err(error.into());
     }
-    control.check_descriptors_of_listeners();
 
     let lane_handles: Vec<LaneHandle> = control.lanes.iter().map(|l| l.handle.clone()).collect();
     let mut threads = Vec::new();
