@@ -2013,6 +2013,96 @@ func (x *EndSessionResponse) GetEnded() bool {
 	return false
 }
 
+type MoveSessionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its number.
+	Session uint64 `protobuf:"varint,1,opt,name=session,proto3" json:"session,omitempty"`
+	// The lane's, from 0.
+	Lane          uint32 `protobuf:"varint,2,opt,name=lane,proto3" json:"lane,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveSessionRequest) Reset() {
+	*x = MoveSessionRequest{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveSessionRequest) ProtoMessage() {}
+
+func (x *MoveSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveSessionRequest.ProtoReflect.Descriptor instead.
+func (*MoveSessionRequest) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *MoveSessionRequest) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+func (x *MoveSessionRequest) GetLane() uint32 {
+	if x != nil {
+		return x.Lane
+	}
+	return 0
+}
+
+type MoveSessionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveSessionResponse) Reset() {
+	*x = MoveSessionResponse{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveSessionResponse) ProtoMessage() {}
+
+func (x *MoveSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveSessionResponse.ProtoReflect.Descriptor instead.
+func (*MoveSessionResponse) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
 type MapChannelRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The channel.
@@ -2025,7 +2115,7 @@ type MapChannelRequest struct {
 
 func (x *MapChannelRequest) Reset() {
 	*x = MapChannelRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2037,7 +2127,7 @@ func (x *MapChannelRequest) String() string {
 func (*MapChannelRequest) ProtoMessage() {}
 
 func (x *MapChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2050,7 +2140,7 @@ func (x *MapChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapChannelRequest.ProtoReflect.Descriptor instead.
 func (*MapChannelRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *MapChannelRequest) GetChannel() uint64 {
@@ -2078,7 +2168,7 @@ type MapChannelResponse struct {
 
 func (x *MapChannelResponse) Reset() {
 	*x = MapChannelResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2090,7 +2180,7 @@ func (x *MapChannelResponse) String() string {
 func (*MapChannelResponse) ProtoMessage() {}
 
 func (x *MapChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2103,7 +2193,7 @@ func (x *MapChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapChannelResponse.ProtoReflect.Descriptor instead.
 func (*MapChannelResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MapChannelResponse) GetStreams() uint32 {
@@ -2125,7 +2215,7 @@ type ListChannelsRequest struct {
 
 func (x *ListChannelsRequest) Reset() {
 	*x = ListChannelsRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2137,7 +2227,7 @@ func (x *ListChannelsRequest) String() string {
 func (*ListChannelsRequest) ProtoMessage() {}
 
 func (x *ListChannelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2150,7 +2240,7 @@ func (x *ListChannelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListChannelsRequest.ProtoReflect.Descriptor instead.
 func (*ListChannelsRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListChannelsRequest) GetFirst() uint64 {
@@ -2177,7 +2267,7 @@ type ListChannelsResponse struct {
 
 func (x *ListChannelsResponse) Reset() {
 	*x = ListChannelsResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2189,7 +2279,7 @@ func (x *ListChannelsResponse) String() string {
 func (*ListChannelsResponse) ProtoMessage() {}
 
 func (x *ListChannelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2202,7 +2292,7 @@ func (x *ListChannelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListChannelsResponse.ProtoReflect.Descriptor instead.
 func (*ListChannelsResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListChannelsResponse) GetChannels() []*Channel {
@@ -2233,7 +2323,7 @@ type Channel struct {
 
 func (x *Channel) Reset() {
 	*x = Channel{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2245,7 +2335,7 @@ func (x *Channel) String() string {
 func (*Channel) ProtoMessage() {}
 
 func (x *Channel) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2258,7 +2348,7 @@ func (x *Channel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Channel.ProtoReflect.Descriptor instead.
 func (*Channel) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Channel) GetChannel() uint64 {
@@ -2346,7 +2436,7 @@ type ChannelCounters struct {
 
 func (x *ChannelCounters) Reset() {
 	*x = ChannelCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2358,7 +2448,7 @@ func (x *ChannelCounters) String() string {
 func (*ChannelCounters) ProtoMessage() {}
 
 func (x *ChannelCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2371,7 +2461,7 @@ func (x *ChannelCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelCounters.ProtoReflect.Descriptor instead.
 func (*ChannelCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ChannelCounters) GetEmitted() uint64 {
@@ -2501,7 +2591,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2513,7 +2603,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2526,7 +2616,7 @@ func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersRequest.ProtoReflect.Descriptor instead.
 func (*ListPeersRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 type ListPeersResponse struct {
@@ -2538,7 +2628,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2550,7 +2640,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2563,7 +2653,7 @@ func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersResponse.ProtoReflect.Descriptor instead.
 func (*ListPeersResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListPeersResponse) GetPeers() []*Peer {
@@ -2604,7 +2694,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2616,7 +2706,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2629,7 +2719,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Peer) GetAddress() string {
@@ -2721,7 +2811,7 @@ type AddPeerRequest struct {
 
 func (x *AddPeerRequest) Reset() {
 	*x = AddPeerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2733,7 +2823,7 @@ func (x *AddPeerRequest) String() string {
 func (*AddPeerRequest) ProtoMessage() {}
 
 func (x *AddPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2746,7 +2836,7 @@ func (x *AddPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPeerRequest.ProtoReflect.Descriptor instead.
 func (*AddPeerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AddPeerRequest) GetAddress() string {
@@ -2773,7 +2863,7 @@ type AddPeerResponse struct {
 
 func (x *AddPeerResponse) Reset() {
 	*x = AddPeerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2785,7 +2875,7 @@ func (x *AddPeerResponse) String() string {
 func (*AddPeerResponse) ProtoMessage() {}
 
 func (x *AddPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2798,7 +2888,7 @@ func (x *AddPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPeerResponse.ProtoReflect.Descriptor instead.
 func (*AddPeerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AddPeerResponse) GetAdded() bool {
@@ -2818,7 +2908,7 @@ type RemovePeerRequest struct {
 
 func (x *RemovePeerRequest) Reset() {
 	*x = RemovePeerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +2920,7 @@ func (x *RemovePeerRequest) String() string {
 func (*RemovePeerRequest) ProtoMessage() {}
 
 func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +2933,7 @@ func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerRequest.ProtoReflect.Descriptor instead.
 func (*RemovePeerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RemovePeerRequest) GetAddress() string {
@@ -2863,7 +2953,7 @@ type RemovePeerResponse struct {
 
 func (x *RemovePeerResponse) Reset() {
 	*x = RemovePeerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2875,7 +2965,7 @@ func (x *RemovePeerResponse) String() string {
 func (*RemovePeerResponse) ProtoMessage() {}
 
 func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2888,7 +2978,7 @@ func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerResponse.ProtoReflect.Descriptor instead.
 func (*RemovePeerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RemovePeerResponse) GetRemoved() bool {
@@ -2906,7 +2996,7 @@ type ListDatapathsRequest struct {
 
 func (x *ListDatapathsRequest) Reset() {
 	*x = ListDatapathsRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2918,7 +3008,7 @@ func (x *ListDatapathsRequest) String() string {
 func (*ListDatapathsRequest) ProtoMessage() {}
 
 func (x *ListDatapathsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2931,7 +3021,7 @@ func (x *ListDatapathsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDatapathsRequest.ProtoReflect.Descriptor instead.
 func (*ListDatapathsRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 type ListDatapathsResponse struct {
@@ -2943,7 +3033,7 @@ type ListDatapathsResponse struct {
 
 func (x *ListDatapathsResponse) Reset() {
 	*x = ListDatapathsResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2955,7 +3045,7 @@ func (x *ListDatapathsResponse) String() string {
 func (*ListDatapathsResponse) ProtoMessage() {}
 
 func (x *ListDatapathsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2968,7 +3058,7 @@ func (x *ListDatapathsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDatapathsResponse.ProtoReflect.Descriptor instead.
 func (*ListDatapathsResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListDatapathsResponse) GetDatapaths() []*Datapath {
@@ -3005,7 +3095,7 @@ type Datapath struct {
 
 func (x *Datapath) Reset() {
 	*x = Datapath{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3017,7 +3107,7 @@ func (x *Datapath) String() string {
 func (*Datapath) ProtoMessage() {}
 
 func (x *Datapath) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3030,7 +3120,7 @@ func (x *Datapath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Datapath.ProtoReflect.Descriptor instead.
 func (*Datapath) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Datapath) GetName() string {
@@ -3104,7 +3194,7 @@ type ListListenersRequest struct {
 
 func (x *ListListenersRequest) Reset() {
 	*x = ListListenersRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3116,7 +3206,7 @@ func (x *ListListenersRequest) String() string {
 func (*ListListenersRequest) ProtoMessage() {}
 
 func (x *ListListenersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3129,7 +3219,7 @@ func (x *ListListenersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListenersRequest.ProtoReflect.Descriptor instead.
 func (*ListListenersRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 type ListListenersResponse struct {
@@ -3142,7 +3232,7 @@ type ListListenersResponse struct {
 
 func (x *ListListenersResponse) Reset() {
 	*x = ListListenersResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3154,7 +3244,7 @@ func (x *ListListenersResponse) String() string {
 func (*ListListenersResponse) ProtoMessage() {}
 
 func (x *ListListenersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3167,7 +3257,7 @@ func (x *ListListenersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListenersResponse.ProtoReflect.Descriptor instead.
 func (*ListListenersResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListListenersResponse) GetListeners() []*ListenerStatus {
@@ -3204,7 +3294,7 @@ type ListenerStatus struct {
 
 func (x *ListenerStatus) Reset() {
 	*x = ListenerStatus{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3216,7 +3306,7 @@ func (x *ListenerStatus) String() string {
 func (*ListenerStatus) ProtoMessage() {}
 
 func (x *ListenerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3229,7 +3319,7 @@ func (x *ListenerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenerStatus.ProtoReflect.Descriptor instead.
 func (*ListenerStatus) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListenerStatus) GetListener() *Listener {
@@ -3321,7 +3411,7 @@ type DeclaredStreamCounters struct {
 
 func (x *DeclaredStreamCounters) Reset() {
 	*x = DeclaredStreamCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3333,7 +3423,7 @@ func (x *DeclaredStreamCounters) String() string {
 func (*DeclaredStreamCounters) ProtoMessage() {}
 
 func (x *DeclaredStreamCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3346,7 +3436,7 @@ func (x *DeclaredStreamCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclaredStreamCounters.ProtoReflect.Descriptor instead.
 func (*DeclaredStreamCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DeclaredStreamCounters) GetName() string {
@@ -3434,7 +3524,7 @@ type Listener struct {
 
 func (x *Listener) Reset() {
 	*x = Listener{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3446,7 +3536,7 @@ func (x *Listener) String() string {
 func (*Listener) ProtoMessage() {}
 
 func (x *Listener) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3459,7 +3549,7 @@ func (x *Listener) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listener.ProtoReflect.Descriptor instead.
 func (*Listener) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Listener) GetPath() string {
@@ -3629,7 +3719,7 @@ type DeclaredStream struct {
 
 func (x *DeclaredStream) Reset() {
 	*x = DeclaredStream{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3641,7 +3731,7 @@ func (x *DeclaredStream) String() string {
 func (*DeclaredStream) ProtoMessage() {}
 
 func (x *DeclaredStream) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3654,7 +3744,7 @@ func (x *DeclaredStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclaredStream.ProtoReflect.Descriptor instead.
 func (*DeclaredStream) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeclaredStream) GetName() string {
@@ -3742,7 +3832,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3754,7 +3844,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3767,7 +3857,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Endpoint) GetNetwork() string {
@@ -3823,7 +3913,7 @@ type ChannelRange struct {
 
 func (x *ChannelRange) Reset() {
 	*x = ChannelRange{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3835,7 +3925,7 @@ func (x *ChannelRange) String() string {
 func (*ChannelRange) ProtoMessage() {}
 
 func (x *ChannelRange) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3848,7 +3938,7 @@ func (x *ChannelRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelRange.ProtoReflect.Descriptor instead.
 func (*ChannelRange) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ChannelRange) GetFirst() uint64 {
@@ -3880,7 +3970,7 @@ type SetListenerRequest struct {
 
 func (x *SetListenerRequest) Reset() {
 	*x = SetListenerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3892,7 +3982,7 @@ func (x *SetListenerRequest) String() string {
 func (*SetListenerRequest) ProtoMessage() {}
 
 func (x *SetListenerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3905,7 +3995,7 @@ func (x *SetListenerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetListenerRequest.ProtoReflect.Descriptor instead.
 func (*SetListenerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SetListenerRequest) GetListener() *Listener {
@@ -3939,7 +4029,7 @@ type KeptListeners struct {
 
 func (x *KeptListeners) Reset() {
 	*x = KeptListeners{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3951,7 +4041,7 @@ func (x *KeptListeners) String() string {
 func (*KeptListeners) ProtoMessage() {}
 
 func (x *KeptListeners) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3964,7 +4054,7 @@ func (x *KeptListeners) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptListeners.ProtoReflect.Descriptor instead.
 func (*KeptListeners) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *KeptListeners) GetListeners() []*Listener {
@@ -3982,7 +4072,7 @@ type SetListenerResponse struct {
 
 func (x *SetListenerResponse) Reset() {
 	*x = SetListenerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3994,7 +4084,7 @@ func (x *SetListenerResponse) String() string {
 func (*SetListenerResponse) ProtoMessage() {}
 
 func (x *SetListenerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4007,7 +4097,7 @@ func (x *SetListenerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetListenerResponse.ProtoReflect.Descriptor instead.
 func (*SetListenerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 type ListNetworksRequest struct {
@@ -4018,7 +4108,7 @@ type ListNetworksRequest struct {
 
 func (x *ListNetworksRequest) Reset() {
 	*x = ListNetworksRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4030,7 +4120,7 @@ func (x *ListNetworksRequest) String() string {
 func (*ListNetworksRequest) ProtoMessage() {}
 
 func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4043,7 +4133,7 @@ func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 type ListNetworksResponse struct {
@@ -4055,7 +4145,7 @@ type ListNetworksResponse struct {
 
 func (x *ListNetworksResponse) Reset() {
 	*x = ListNetworksResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4067,7 +4157,7 @@ func (x *ListNetworksResponse) String() string {
 func (*ListNetworksResponse) ProtoMessage() {}
 
 func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4080,7 +4170,7 @@ func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListNetworksResponse) GetNetworks() []*Network {
@@ -4125,7 +4215,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4137,7 +4227,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4150,7 +4240,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Network) GetName() string {
@@ -4261,7 +4351,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4273,7 +4363,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4286,7 +4376,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Route) GetDestination() string {
@@ -4334,7 +4424,7 @@ type Station struct {
 
 func (x *Station) Reset() {
 	*x = Station{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4346,7 +4436,7 @@ func (x *Station) String() string {
 func (*Station) ProtoMessage() {}
 
 func (x *Station) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4359,7 +4449,7 @@ func (x *Station) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Station.ProtoReflect.Descriptor instead.
 func (*Station) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Station) GetMac() string {
@@ -4411,7 +4501,7 @@ type NetworkCounters struct {
 
 func (x *NetworkCounters) Reset() {
 	*x = NetworkCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4423,7 +4513,7 @@ func (x *NetworkCounters) String() string {
 func (*NetworkCounters) ProtoMessage() {}
 
 func (x *NetworkCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4436,7 +4526,7 @@ func (x *NetworkCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkCounters.ProtoReflect.Descriptor instead.
 func (*NetworkCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *NetworkCounters) GetSent() uint64 {
@@ -4492,7 +4582,7 @@ type SetStationRequest struct {
 
 func (x *SetStationRequest) Reset() {
 	*x = SetStationRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4504,7 +4594,7 @@ func (x *SetStationRequest) String() string {
 func (*SetStationRequest) ProtoMessage() {}
 
 func (x *SetStationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4517,7 +4607,7 @@ func (x *SetStationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStationRequest.ProtoReflect.Descriptor instead.
 func (*SetStationRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *SetStationRequest) GetNetwork() string {
@@ -4542,7 +4632,7 @@ type SetStationResponse struct {
 
 func (x *SetStationResponse) Reset() {
 	*x = SetStationResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4554,7 +4644,7 @@ func (x *SetStationResponse) String() string {
 func (*SetStationResponse) ProtoMessage() {}
 
 func (x *SetStationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4567,7 +4657,7 @@ func (x *SetStationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStationResponse.ProtoReflect.Descriptor instead.
 func (*SetStationResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 type RemoveStationRequest struct {
@@ -4584,7 +4674,7 @@ type RemoveStationRequest struct {
 
 func (x *RemoveStationRequest) Reset() {
 	*x = RemoveStationRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4596,7 +4686,7 @@ func (x *RemoveStationRequest) String() string {
 func (*RemoveStationRequest) ProtoMessage() {}
 
 func (x *RemoveStationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4609,7 +4699,7 @@ func (x *RemoveStationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStationRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStationRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RemoveStationRequest) GetNetwork() string {
@@ -4643,7 +4733,7 @@ type RemoveStationResponse struct {
 
 func (x *RemoveStationResponse) Reset() {
 	*x = RemoveStationResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4655,7 +4745,7 @@ func (x *RemoveStationResponse) String() string {
 func (*RemoveStationResponse) ProtoMessage() {}
 
 func (x *RemoveStationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4668,7 +4758,7 @@ func (x *RemoveStationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStationResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStationResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RemoveStationResponse) GetRemoved() bool {
@@ -4688,7 +4778,7 @@ type RemoveListenerRequest struct {
 
 func (x *RemoveListenerRequest) Reset() {
 	*x = RemoveListenerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4700,7 +4790,7 @@ func (x *RemoveListenerRequest) String() string {
 func (*RemoveListenerRequest) ProtoMessage() {}
 
 func (x *RemoveListenerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4713,7 +4803,7 @@ func (x *RemoveListenerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveListenerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveListenerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RemoveListenerRequest) GetPath() string {
@@ -4733,7 +4823,7 @@ type RemoveListenerResponse struct {
 
 func (x *RemoveListenerResponse) Reset() {
 	*x = RemoveListenerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4745,7 +4835,7 @@ func (x *RemoveListenerResponse) String() string {
 func (*RemoveListenerResponse) ProtoMessage() {}
 
 func (x *RemoveListenerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4758,7 +4848,7 @@ func (x *RemoveListenerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveListenerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveListenerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RemoveListenerResponse) GetRemoved() bool {
@@ -4776,7 +4866,7 @@ type ListSchedulesRequest struct {
 
 func (x *ListSchedulesRequest) Reset() {
 	*x = ListSchedulesRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4788,7 +4878,7 @@ func (x *ListSchedulesRequest) String() string {
 func (*ListSchedulesRequest) ProtoMessage() {}
 
 func (x *ListSchedulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4801,7 +4891,7 @@ func (x *ListSchedulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSchedulesRequest.ProtoReflect.Descriptor instead.
 func (*ListSchedulesRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 type ListSchedulesResponse struct {
@@ -4814,7 +4904,7 @@ type ListSchedulesResponse struct {
 
 func (x *ListSchedulesResponse) Reset() {
 	*x = ListSchedulesResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4826,7 +4916,7 @@ func (x *ListSchedulesResponse) String() string {
 func (*ListSchedulesResponse) ProtoMessage() {}
 
 func (x *ListSchedulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4839,7 +4929,7 @@ func (x *ListSchedulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSchedulesResponse.ProtoReflect.Descriptor instead.
 func (*ListSchedulesResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListSchedulesResponse) GetLinks() []*LinkSchedule {
@@ -4888,7 +4978,7 @@ type LinkSchedule struct {
 
 func (x *LinkSchedule) Reset() {
 	*x = LinkSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4900,7 +4990,7 @@ func (x *LinkSchedule) String() string {
 func (*LinkSchedule) ProtoMessage() {}
 
 func (x *LinkSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4913,7 +5003,7 @@ func (x *LinkSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkSchedule.ProtoReflect.Descriptor instead.
 func (*LinkSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *LinkSchedule) GetDatapath() string {
@@ -5046,7 +5136,7 @@ type GateSchedule struct {
 
 func (x *GateSchedule) Reset() {
 	*x = GateSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5058,7 +5148,7 @@ func (x *GateSchedule) String() string {
 func (*GateSchedule) ProtoMessage() {}
 
 func (x *GateSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5071,7 +5161,7 @@ func (x *GateSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateSchedule.ProtoReflect.Descriptor instead.
 func (*GateSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GateSchedule) GetBaseTimeNs() int64 {
@@ -5147,7 +5237,7 @@ type ClassSelection struct {
 
 func (x *ClassSelection) Reset() {
 	*x = ClassSelection{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5159,7 +5249,7 @@ func (x *ClassSelection) String() string {
 func (*ClassSelection) ProtoMessage() {}
 
 func (x *ClassSelection) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5172,7 +5262,7 @@ func (x *ClassSelection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassSelection.ProtoReflect.Descriptor instead.
 func (*ClassSelection) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ClassSelection) GetClass() uint32 {
@@ -5216,7 +5306,7 @@ type GateEntry struct {
 
 func (x *GateEntry) Reset() {
 	*x = GateEntry{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5228,7 +5318,7 @@ func (x *GateEntry) String() string {
 func (*GateEntry) ProtoMessage() {}
 
 func (x *GateEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5241,7 +5331,7 @@ func (x *GateEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateEntry.ProtoReflect.Descriptor instead.
 func (*GateEntry) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GateEntry) GetGates() uint32 {
@@ -5295,7 +5385,7 @@ type ClassDepartures struct {
 
 func (x *ClassDepartures) Reset() {
 	*x = ClassDepartures{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5307,7 +5397,7 @@ func (x *ClassDepartures) String() string {
 func (*ClassDepartures) ProtoMessage() {}
 
 func (x *ClassDepartures) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5320,7 +5410,7 @@ func (x *ClassDepartures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassDepartures.ProtoReflect.Descriptor instead.
 func (*ClassDepartures) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ClassDepartures) GetClass() uint32 {
@@ -5432,7 +5522,7 @@ type InstallScheduleRequest struct {
 
 func (x *InstallScheduleRequest) Reset() {
 	*x = InstallScheduleRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5444,7 +5534,7 @@ func (x *InstallScheduleRequest) String() string {
 func (*InstallScheduleRequest) ProtoMessage() {}
 
 func (x *InstallScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5457,7 +5547,7 @@ func (x *InstallScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallScheduleRequest.ProtoReflect.Descriptor instead.
 func (*InstallScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *InstallScheduleRequest) GetDatapath() string {
@@ -5508,7 +5598,7 @@ type InstalledSchedules struct {
 
 func (x *InstalledSchedules) Reset() {
 	*x = InstalledSchedules{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5520,7 +5610,7 @@ func (x *InstalledSchedules) String() string {
 func (*InstalledSchedules) ProtoMessage() {}
 
 func (x *InstalledSchedules) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5533,7 +5623,7 @@ func (x *InstalledSchedules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstalledSchedules.ProtoReflect.Descriptor instead.
 func (*InstalledSchedules) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *InstalledSchedules) GetSchedules() []*InstallScheduleRequest {
@@ -5560,7 +5650,7 @@ type InstallScheduleResponse struct {
 
 func (x *InstallScheduleResponse) Reset() {
 	*x = InstallScheduleResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5572,7 +5662,7 @@ func (x *InstallScheduleResponse) String() string {
 func (*InstallScheduleResponse) ProtoMessage() {}
 
 func (x *InstallScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5585,7 +5675,7 @@ func (x *InstallScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallScheduleResponse.ProtoReflect.Descriptor instead.
 func (*InstallScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *InstallScheduleResponse) GetBeginsNs() int64 {
@@ -5605,7 +5695,7 @@ type RemoveScheduleRequest struct {
 
 func (x *RemoveScheduleRequest) Reset() {
 	*x = RemoveScheduleRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5617,7 +5707,7 @@ func (x *RemoveScheduleRequest) String() string {
 func (*RemoveScheduleRequest) ProtoMessage() {}
 
 func (x *RemoveScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5630,7 +5720,7 @@ func (x *RemoveScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveScheduleRequest.ProtoReflect.Descriptor instead.
 func (*RemoveScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RemoveScheduleRequest) GetDatapath() string {
@@ -5650,7 +5740,7 @@ type RemoveScheduleResponse struct {
 
 func (x *RemoveScheduleResponse) Reset() {
 	*x = RemoveScheduleResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5662,7 +5752,7 @@ func (x *RemoveScheduleResponse) String() string {
 func (*RemoveScheduleResponse) ProtoMessage() {}
 
 func (x *RemoveScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5675,7 +5765,7 @@ func (x *RemoveScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveScheduleResponse.ProtoReflect.Descriptor instead.
 func (*RemoveScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{68}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RemoveScheduleResponse) GetRemoved() bool {
@@ -5695,7 +5785,7 @@ type GetClockRequest struct {
 
 func (x *GetClockRequest) Reset() {
 	*x = GetClockRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5707,7 +5797,7 @@ func (x *GetClockRequest) String() string {
 func (*GetClockRequest) ProtoMessage() {}
 
 func (x *GetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5720,7 +5810,7 @@ func (x *GetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClockRequest.ProtoReflect.Descriptor instead.
 func (*GetClockRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{69}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *GetClockRequest) GetRequiredNs() uint64 {
@@ -5742,7 +5832,7 @@ type GetClockResponse struct {
 
 func (x *GetClockResponse) Reset() {
 	*x = GetClockResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5754,7 +5844,7 @@ func (x *GetClockResponse) String() string {
 func (*GetClockResponse) ProtoMessage() {}
 
 func (x *GetClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5767,7 +5857,7 @@ func (x *GetClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClockResponse.ProtoReflect.Descriptor instead.
 func (*GetClockResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{70}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GetClockResponse) GetClock() *Clock {
@@ -5823,7 +5913,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5835,7 +5925,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5848,7 +5938,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{71}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Clock) GetName() string {
@@ -5969,7 +6059,7 @@ type ClockWarning struct {
 
 func (x *ClockWarning) Reset() {
 	*x = ClockWarning{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5981,7 +6071,7 @@ func (x *ClockWarning) String() string {
 func (*ClockWarning) ProtoMessage() {}
 
 func (x *ClockWarning) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5994,7 +6084,7 @@ func (x *ClockWarning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockWarning.ProtoReflect.Descriptor instead.
 func (*ClockWarning) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{72}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ClockWarning) GetCode() string {
@@ -6026,7 +6116,7 @@ type KernelClock struct {
 
 func (x *KernelClock) Reset() {
 	*x = KernelClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6038,7 +6128,7 @@ func (x *KernelClock) String() string {
 func (*KernelClock) ProtoMessage() {}
 
 func (x *KernelClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6051,7 +6141,7 @@ func (x *KernelClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelClock.ProtoReflect.Descriptor instead.
 func (*KernelClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{73}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *KernelClock) GetSynchronised() bool {
@@ -6098,7 +6188,7 @@ type PtpClock struct {
 
 func (x *PtpClock) Reset() {
 	*x = PtpClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6110,7 +6200,7 @@ func (x *PtpClock) String() string {
 func (*PtpClock) ProtoMessage() {}
 
 func (x *PtpClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6123,7 +6213,7 @@ func (x *PtpClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PtpClock.ProtoReflect.Descriptor instead.
 func (*PtpClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{74}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PtpClock) GetDomain() uint32 {
@@ -6192,7 +6282,7 @@ type ChronyClock struct {
 
 func (x *ChronyClock) Reset() {
 	*x = ChronyClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6204,7 +6294,7 @@ func (x *ChronyClock) String() string {
 func (*ChronyClock) ProtoMessage() {}
 
 func (x *ChronyClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6217,7 +6307,7 @@ func (x *ChronyClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChronyClock.ProtoReflect.Descriptor instead.
 func (*ChronyClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{75}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ChronyClock) GetOffsetNs() int64 {
@@ -6261,7 +6351,7 @@ type DeviceClock struct {
 
 func (x *DeviceClock) Reset() {
 	*x = DeviceClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6273,7 +6363,7 @@ func (x *DeviceClock) String() string {
 func (*DeviceClock) ProtoMessage() {}
 
 func (x *DeviceClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6286,7 +6376,7 @@ func (x *DeviceClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceClock.ProtoReflect.Descriptor instead.
 func (*DeviceClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{76}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DeviceClock) GetRealtimeMinusDeviceNs() int64 {
@@ -6322,7 +6412,7 @@ type HostClock struct {
 
 func (x *HostClock) Reset() {
 	*x = HostClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6334,7 +6424,7 @@ func (x *HostClock) String() string {
 func (*HostClock) ProtoMessage() {}
 
 func (x *HostClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6347,7 +6437,7 @@ func (x *HostClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostClock.ProtoReflect.Descriptor instead.
 func (*HostClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{77}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *HostClock) GetSynchronised() bool {
@@ -6393,7 +6483,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6405,7 +6495,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6418,7 +6508,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{78}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{80}
 }
 
 type ReloadResponse struct {
@@ -6435,7 +6525,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6447,7 +6537,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6460,7 +6550,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{79}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -6494,7 +6584,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6506,7 +6596,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6519,7 +6609,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{80}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *WatchRequest) GetPeriodMs() uint32 {
@@ -6544,7 +6634,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6556,7 +6646,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6569,7 +6659,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{81}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *WatchResponse) GetMonotonicNs() int64 {
@@ -6619,7 +6709,7 @@ type CaptureRequest struct {
 
 func (x *CaptureRequest) Reset() {
 	*x = CaptureRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6631,7 +6721,7 @@ func (x *CaptureRequest) String() string {
 func (*CaptureRequest) ProtoMessage() {}
 
 func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6644,7 +6734,7 @@ func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureRequest.ProtoReflect.Descriptor instead.
 func (*CaptureRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{82}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *CaptureRequest) GetIdentities() []string {
@@ -6674,7 +6764,7 @@ type CaptureResponse struct {
 
 func (x *CaptureResponse) Reset() {
 	*x = CaptureResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6686,7 +6776,7 @@ func (x *CaptureResponse) String() string {
 func (*CaptureResponse) ProtoMessage() {}
 
 func (x *CaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6699,7 +6789,7 @@ func (x *CaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureResponse.ProtoReflect.Descriptor instead.
 func (*CaptureResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{83}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *CaptureResponse) GetPackets() []*CapturedPacket {
@@ -6744,7 +6834,7 @@ type CapturedPacket struct {
 
 func (x *CapturedPacket) Reset() {
 	*x = CapturedPacket{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6756,7 +6846,7 @@ func (x *CapturedPacket) String() string {
 func (*CapturedPacket) ProtoMessage() {}
 
 func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6769,7 +6859,7 @@ func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapturedPacket.ProtoReflect.Descriptor instead.
 func (*CapturedPacket) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{84}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *CapturedPacket) GetTaiNs() int64 {
@@ -6978,7 +7068,11 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\asession\x18\x01 \x01(\x04R\asession\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"*\n" +
 	"\x12EndSessionResponse\x12\x14\n" +
-	"\x05ended\x18\x01 \x01(\bR\x05ended\"I\n" +
+	"\x05ended\x18\x01 \x01(\bR\x05ended\"B\n" +
+	"\x12MoveSessionRequest\x12\x18\n" +
+	"\asession\x18\x01 \x01(\x04R\asession\x12\x12\n" +
+	"\x04lane\x18\x02 \x01(\rR\x04lane\"\x15\n" +
+	"\x13MoveSessionResponse\"I\n" +
 	"\x11MapChannelRequest\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\x04R\achannel\x12\x1a\n" +
 	"\bdatapath\x18\x02 \x01(\tR\bdatapath\".\n" +
@@ -7381,12 +7475,13 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x17CLOCK_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18CLOCK_STATE_SYNCHRONISED\x10\x01\x12\x18\n" +
 	"\x14CLOCK_STATE_HOLDOVER\x10\x02\x12\x1c\n" +
-	"\x18CLOCK_STATE_FREE_RUNNING\x10\x032\xd4\x0e\n" +
+	"\x18CLOCK_STATE_FREE_RUNNING\x10\x032\xaa\x0f\n" +
 	"\x05Admin\x12N\n" +
 	"\tGetStatus\x12\x1f.takt.admin.v1.GetStatusRequest\x1a .takt.admin.v1.GetStatusResponse\x12W\n" +
 	"\fListSessions\x12\".takt.admin.v1.ListSessionsRequest\x1a#.takt.admin.v1.ListSessionsResponse\x12Q\n" +
 	"\n" +
-	"EndSession\x12 .takt.admin.v1.EndSessionRequest\x1a!.takt.admin.v1.EndSessionResponse\x12Q\n" +
+	"EndSession\x12 .takt.admin.v1.EndSessionRequest\x1a!.takt.admin.v1.EndSessionResponse\x12T\n" +
+	"\vMoveSession\x12!.takt.admin.v1.MoveSessionRequest\x1a\".takt.admin.v1.MoveSessionResponse\x12Q\n" +
 	"\n" +
 	"MapChannel\x12 .takt.admin.v1.MapChannelRequest\x1a!.takt.admin.v1.MapChannelResponse\x12W\n" +
 	"\fListChannels\x12\".takt.admin.v1.ListChannelsRequest\x1a#.takt.admin.v1.ListChannelsResponse\x12N\n" +
@@ -7423,7 +7518,7 @@ func file_takt_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_takt_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
+var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
 var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(Protection)(0),                 // 0: takt.admin.v1.Protection
 	(Acceleration)(0),               // 1: takt.admin.v1.Acceleration
@@ -7449,73 +7544,75 @@ var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(*SessionCounters)(nil),         // 21: takt.admin.v1.SessionCounters
 	(*EndSessionRequest)(nil),       // 22: takt.admin.v1.EndSessionRequest
 	(*EndSessionResponse)(nil),      // 23: takt.admin.v1.EndSessionResponse
-	(*MapChannelRequest)(nil),       // 24: takt.admin.v1.MapChannelRequest
-	(*MapChannelResponse)(nil),      // 25: takt.admin.v1.MapChannelResponse
-	(*ListChannelsRequest)(nil),     // 26: takt.admin.v1.ListChannelsRequest
-	(*ListChannelsResponse)(nil),    // 27: takt.admin.v1.ListChannelsResponse
-	(*Channel)(nil),                 // 28: takt.admin.v1.Channel
-	(*ChannelCounters)(nil),         // 29: takt.admin.v1.ChannelCounters
-	(*ListPeersRequest)(nil),        // 30: takt.admin.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),       // 31: takt.admin.v1.ListPeersResponse
-	(*Peer)(nil),                    // 32: takt.admin.v1.Peer
-	(*AddPeerRequest)(nil),          // 33: takt.admin.v1.AddPeerRequest
-	(*AddPeerResponse)(nil),         // 34: takt.admin.v1.AddPeerResponse
-	(*RemovePeerRequest)(nil),       // 35: takt.admin.v1.RemovePeerRequest
-	(*RemovePeerResponse)(nil),      // 36: takt.admin.v1.RemovePeerResponse
-	(*ListDatapathsRequest)(nil),    // 37: takt.admin.v1.ListDatapathsRequest
-	(*ListDatapathsResponse)(nil),   // 38: takt.admin.v1.ListDatapathsResponse
-	(*Datapath)(nil),                // 39: takt.admin.v1.Datapath
-	(*ListListenersRequest)(nil),    // 40: takt.admin.v1.ListListenersRequest
-	(*ListListenersResponse)(nil),   // 41: takt.admin.v1.ListListenersResponse
-	(*ListenerStatus)(nil),          // 42: takt.admin.v1.ListenerStatus
-	(*DeclaredStreamCounters)(nil),  // 43: takt.admin.v1.DeclaredStreamCounters
-	(*Listener)(nil),                // 44: takt.admin.v1.Listener
-	(*DeclaredStream)(nil),          // 45: takt.admin.v1.DeclaredStream
-	(*Endpoint)(nil),                // 46: takt.admin.v1.Endpoint
-	(*ChannelRange)(nil),            // 47: takt.admin.v1.ChannelRange
-	(*SetListenerRequest)(nil),      // 48: takt.admin.v1.SetListenerRequest
-	(*KeptListeners)(nil),           // 49: takt.admin.v1.KeptListeners
-	(*SetListenerResponse)(nil),     // 50: takt.admin.v1.SetListenerResponse
-	(*ListNetworksRequest)(nil),     // 51: takt.admin.v1.ListNetworksRequest
-	(*ListNetworksResponse)(nil),    // 52: takt.admin.v1.ListNetworksResponse
-	(*Network)(nil),                 // 53: takt.admin.v1.Network
-	(*Route)(nil),                   // 54: takt.admin.v1.Route
-	(*Station)(nil),                 // 55: takt.admin.v1.Station
-	(*NetworkCounters)(nil),         // 56: takt.admin.v1.NetworkCounters
-	(*SetStationRequest)(nil),       // 57: takt.admin.v1.SetStationRequest
-	(*SetStationResponse)(nil),      // 58: takt.admin.v1.SetStationResponse
-	(*RemoveStationRequest)(nil),    // 59: takt.admin.v1.RemoveStationRequest
-	(*RemoveStationResponse)(nil),   // 60: takt.admin.v1.RemoveStationResponse
-	(*RemoveListenerRequest)(nil),   // 61: takt.admin.v1.RemoveListenerRequest
-	(*RemoveListenerResponse)(nil),  // 62: takt.admin.v1.RemoveListenerResponse
-	(*ListSchedulesRequest)(nil),    // 63: takt.admin.v1.ListSchedulesRequest
-	(*ListSchedulesResponse)(nil),   // 64: takt.admin.v1.ListSchedulesResponse
-	(*LinkSchedule)(nil),            // 65: takt.admin.v1.LinkSchedule
-	(*GateSchedule)(nil),            // 66: takt.admin.v1.GateSchedule
-	(*ClassSelection)(nil),          // 67: takt.admin.v1.ClassSelection
-	(*GateEntry)(nil),               // 68: takt.admin.v1.GateEntry
-	(*ClassDepartures)(nil),         // 69: takt.admin.v1.ClassDepartures
-	(*InstallScheduleRequest)(nil),  // 70: takt.admin.v1.InstallScheduleRequest
-	(*InstalledSchedules)(nil),      // 71: takt.admin.v1.InstalledSchedules
-	(*InstallScheduleResponse)(nil), // 72: takt.admin.v1.InstallScheduleResponse
-	(*RemoveScheduleRequest)(nil),   // 73: takt.admin.v1.RemoveScheduleRequest
-	(*RemoveScheduleResponse)(nil),  // 74: takt.admin.v1.RemoveScheduleResponse
-	(*GetClockRequest)(nil),         // 75: takt.admin.v1.GetClockRequest
-	(*GetClockResponse)(nil),        // 76: takt.admin.v1.GetClockResponse
-	(*Clock)(nil),                   // 77: takt.admin.v1.Clock
-	(*ClockWarning)(nil),            // 78: takt.admin.v1.ClockWarning
-	(*KernelClock)(nil),             // 79: takt.admin.v1.KernelClock
-	(*PtpClock)(nil),                // 80: takt.admin.v1.PtpClock
-	(*ChronyClock)(nil),             // 81: takt.admin.v1.ChronyClock
-	(*DeviceClock)(nil),             // 82: takt.admin.v1.DeviceClock
-	(*HostClock)(nil),               // 83: takt.admin.v1.HostClock
-	(*ReloadRequest)(nil),           // 84: takt.admin.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 85: takt.admin.v1.ReloadResponse
-	(*WatchRequest)(nil),            // 86: takt.admin.v1.WatchRequest
-	(*WatchResponse)(nil),           // 87: takt.admin.v1.WatchResponse
-	(*CaptureRequest)(nil),          // 88: takt.admin.v1.CaptureRequest
-	(*CaptureResponse)(nil),         // 89: takt.admin.v1.CaptureResponse
-	(*CapturedPacket)(nil),          // 90: takt.admin.v1.CapturedPacket
+	(*MoveSessionRequest)(nil),      // 24: takt.admin.v1.MoveSessionRequest
+	(*MoveSessionResponse)(nil),     // 25: takt.admin.v1.MoveSessionResponse
+	(*MapChannelRequest)(nil),       // 26: takt.admin.v1.MapChannelRequest
+	(*MapChannelResponse)(nil),      // 27: takt.admin.v1.MapChannelResponse
+	(*ListChannelsRequest)(nil),     // 28: takt.admin.v1.ListChannelsRequest
+	(*ListChannelsResponse)(nil),    // 29: takt.admin.v1.ListChannelsResponse
+	(*Channel)(nil),                 // 30: takt.admin.v1.Channel
+	(*ChannelCounters)(nil),         // 31: takt.admin.v1.ChannelCounters
+	(*ListPeersRequest)(nil),        // 32: takt.admin.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),       // 33: takt.admin.v1.ListPeersResponse
+	(*Peer)(nil),                    // 34: takt.admin.v1.Peer
+	(*AddPeerRequest)(nil),          // 35: takt.admin.v1.AddPeerRequest
+	(*AddPeerResponse)(nil),         // 36: takt.admin.v1.AddPeerResponse
+	(*RemovePeerRequest)(nil),       // 37: takt.admin.v1.RemovePeerRequest
+	(*RemovePeerResponse)(nil),      // 38: takt.admin.v1.RemovePeerResponse
+	(*ListDatapathsRequest)(nil),    // 39: takt.admin.v1.ListDatapathsRequest
+	(*ListDatapathsResponse)(nil),   // 40: takt.admin.v1.ListDatapathsResponse
+	(*Datapath)(nil),                // 41: takt.admin.v1.Datapath
+	(*ListListenersRequest)(nil),    // 42: takt.admin.v1.ListListenersRequest
+	(*ListListenersResponse)(nil),   // 43: takt.admin.v1.ListListenersResponse
+	(*ListenerStatus)(nil),          // 44: takt.admin.v1.ListenerStatus
+	(*DeclaredStreamCounters)(nil),  // 45: takt.admin.v1.DeclaredStreamCounters
+	(*Listener)(nil),                // 46: takt.admin.v1.Listener
+	(*DeclaredStream)(nil),          // 47: takt.admin.v1.DeclaredStream
+	(*Endpoint)(nil),                // 48: takt.admin.v1.Endpoint
+	(*ChannelRange)(nil),            // 49: takt.admin.v1.ChannelRange
+	(*SetListenerRequest)(nil),      // 50: takt.admin.v1.SetListenerRequest
+	(*KeptListeners)(nil),           // 51: takt.admin.v1.KeptListeners
+	(*SetListenerResponse)(nil),     // 52: takt.admin.v1.SetListenerResponse
+	(*ListNetworksRequest)(nil),     // 53: takt.admin.v1.ListNetworksRequest
+	(*ListNetworksResponse)(nil),    // 54: takt.admin.v1.ListNetworksResponse
+	(*Network)(nil),                 // 55: takt.admin.v1.Network
+	(*Route)(nil),                   // 56: takt.admin.v1.Route
+	(*Station)(nil),                 // 57: takt.admin.v1.Station
+	(*NetworkCounters)(nil),         // 58: takt.admin.v1.NetworkCounters
+	(*SetStationRequest)(nil),       // 59: takt.admin.v1.SetStationRequest
+	(*SetStationResponse)(nil),      // 60: takt.admin.v1.SetStationResponse
+	(*RemoveStationRequest)(nil),    // 61: takt.admin.v1.RemoveStationRequest
+	(*RemoveStationResponse)(nil),   // 62: takt.admin.v1.RemoveStationResponse
+	(*RemoveListenerRequest)(nil),   // 63: takt.admin.v1.RemoveListenerRequest
+	(*RemoveListenerResponse)(nil),  // 64: takt.admin.v1.RemoveListenerResponse
+	(*ListSchedulesRequest)(nil),    // 65: takt.admin.v1.ListSchedulesRequest
+	(*ListSchedulesResponse)(nil),   // 66: takt.admin.v1.ListSchedulesResponse
+	(*LinkSchedule)(nil),            // 67: takt.admin.v1.LinkSchedule
+	(*GateSchedule)(nil),            // 68: takt.admin.v1.GateSchedule
+	(*ClassSelection)(nil),          // 69: takt.admin.v1.ClassSelection
+	(*GateEntry)(nil),               // 70: takt.admin.v1.GateEntry
+	(*ClassDepartures)(nil),         // 71: takt.admin.v1.ClassDepartures
+	(*InstallScheduleRequest)(nil),  // 72: takt.admin.v1.InstallScheduleRequest
+	(*InstalledSchedules)(nil),      // 73: takt.admin.v1.InstalledSchedules
+	(*InstallScheduleResponse)(nil), // 74: takt.admin.v1.InstallScheduleResponse
+	(*RemoveScheduleRequest)(nil),   // 75: takt.admin.v1.RemoveScheduleRequest
+	(*RemoveScheduleResponse)(nil),  // 76: takt.admin.v1.RemoveScheduleResponse
+	(*GetClockRequest)(nil),         // 77: takt.admin.v1.GetClockRequest
+	(*GetClockResponse)(nil),        // 78: takt.admin.v1.GetClockResponse
+	(*Clock)(nil),                   // 79: takt.admin.v1.Clock
+	(*ClockWarning)(nil),            // 80: takt.admin.v1.ClockWarning
+	(*KernelClock)(nil),             // 81: takt.admin.v1.KernelClock
+	(*PtpClock)(nil),                // 82: takt.admin.v1.PtpClock
+	(*ChronyClock)(nil),             // 83: takt.admin.v1.ChronyClock
+	(*DeviceClock)(nil),             // 84: takt.admin.v1.DeviceClock
+	(*HostClock)(nil),               // 85: takt.admin.v1.HostClock
+	(*ReloadRequest)(nil),           // 86: takt.admin.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 87: takt.admin.v1.ReloadResponse
+	(*WatchRequest)(nil),            // 88: takt.admin.v1.WatchRequest
+	(*WatchResponse)(nil),           // 89: takt.admin.v1.WatchResponse
+	(*CaptureRequest)(nil),          // 90: takt.admin.v1.CaptureRequest
+	(*CaptureResponse)(nil),         // 91: takt.admin.v1.CaptureResponse
+	(*CapturedPacket)(nil),          // 92: takt.admin.v1.CapturedPacket
 }
 var file_takt_admin_v1_admin_proto_depIdxs = []int32{
 	8,  // 0: takt.admin.v1.GetStatusResponse.node:type_name -> takt.admin.v1.Node
@@ -7534,95 +7631,97 @@ var file_takt_admin_v1_admin_proto_depIdxs = []int32{
 	19, // 13: takt.admin.v1.Session.direct:type_name -> takt.admin.v1.Direct
 	1,  // 14: takt.admin.v1.Stream.acceleration:type_name -> takt.admin.v1.Acceleration
 	2,  // 15: takt.admin.v1.Stream.resource_use:type_name -> takt.admin.v1.ResourceUse
-	28, // 16: takt.admin.v1.ListChannelsResponse.channels:type_name -> takt.admin.v1.Channel
-	29, // 17: takt.admin.v1.Channel.counters:type_name -> takt.admin.v1.ChannelCounters
-	32, // 18: takt.admin.v1.ListPeersResponse.peers:type_name -> takt.admin.v1.Peer
+	30, // 16: takt.admin.v1.ListChannelsResponse.channels:type_name -> takt.admin.v1.Channel
+	31, // 17: takt.admin.v1.Channel.counters:type_name -> takt.admin.v1.ChannelCounters
+	34, // 18: takt.admin.v1.ListPeersResponse.peers:type_name -> takt.admin.v1.Peer
 	4,  // 19: takt.admin.v1.Peer.state:type_name -> takt.admin.v1.PeerState
 	3,  // 20: takt.admin.v1.Peer.authentication:type_name -> takt.admin.v1.Authentication
-	39, // 21: takt.admin.v1.ListDatapathsResponse.datapaths:type_name -> takt.admin.v1.Datapath
-	42, // 22: takt.admin.v1.ListListenersResponse.listeners:type_name -> takt.admin.v1.ListenerStatus
-	44, // 23: takt.admin.v1.ListenerStatus.listener:type_name -> takt.admin.v1.Listener
+	41, // 21: takt.admin.v1.ListDatapathsResponse.datapaths:type_name -> takt.admin.v1.Datapath
+	44, // 22: takt.admin.v1.ListListenersResponse.listeners:type_name -> takt.admin.v1.ListenerStatus
+	46, // 23: takt.admin.v1.ListenerStatus.listener:type_name -> takt.admin.v1.Listener
 	17, // 24: takt.admin.v1.ListenerStatus.unserved:type_name -> takt.admin.v1.Unserved
-	43, // 25: takt.admin.v1.ListenerStatus.streams:type_name -> takt.admin.v1.DeclaredStreamCounters
+	45, // 25: takt.admin.v1.ListenerStatus.streams:type_name -> takt.admin.v1.DeclaredStreamCounters
 	21, // 26: takt.admin.v1.ListenerStatus.counters:type_name -> takt.admin.v1.SessionCounters
-	47, // 27: takt.admin.v1.Listener.write:type_name -> takt.admin.v1.ChannelRange
-	47, // 28: takt.admin.v1.Listener.read:type_name -> takt.admin.v1.ChannelRange
-	46, // 29: takt.admin.v1.Listener.endpoint:type_name -> takt.admin.v1.Endpoint
-	45, // 30: takt.admin.v1.Listener.streams:type_name -> takt.admin.v1.DeclaredStream
-	44, // 31: takt.admin.v1.SetListenerRequest.listener:type_name -> takt.admin.v1.Listener
-	44, // 32: takt.admin.v1.KeptListeners.listeners:type_name -> takt.admin.v1.Listener
-	53, // 33: takt.admin.v1.ListNetworksResponse.networks:type_name -> takt.admin.v1.Network
-	55, // 34: takt.admin.v1.Network.stations:type_name -> takt.admin.v1.Station
-	56, // 35: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
-	54, // 36: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
-	55, // 37: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
-	65, // 38: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
-	66, // 39: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
-	66, // 40: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
-	69, // 41: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
-	68, // 42: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
-	67, // 43: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
-	66, // 44: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
-	70, // 45: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
-	77, // 46: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
+	49, // 27: takt.admin.v1.Listener.write:type_name -> takt.admin.v1.ChannelRange
+	49, // 28: takt.admin.v1.Listener.read:type_name -> takt.admin.v1.ChannelRange
+	48, // 29: takt.admin.v1.Listener.endpoint:type_name -> takt.admin.v1.Endpoint
+	47, // 30: takt.admin.v1.Listener.streams:type_name -> takt.admin.v1.DeclaredStream
+	46, // 31: takt.admin.v1.SetListenerRequest.listener:type_name -> takt.admin.v1.Listener
+	46, // 32: takt.admin.v1.KeptListeners.listeners:type_name -> takt.admin.v1.Listener
+	55, // 33: takt.admin.v1.ListNetworksResponse.networks:type_name -> takt.admin.v1.Network
+	57, // 34: takt.admin.v1.Network.stations:type_name -> takt.admin.v1.Station
+	58, // 35: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
+	56, // 36: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
+	57, // 37: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
+	67, // 38: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
+	68, // 39: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
+	68, // 40: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
+	71, // 41: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
+	70, // 42: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
+	69, // 43: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
+	68, // 44: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
+	72, // 45: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
+	79, // 46: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
 	5,  // 47: takt.admin.v1.Clock.state:type_name -> takt.admin.v1.ClockState
-	78, // 48: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
-	79, // 49: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
-	80, // 50: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
-	81, // 51: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
-	82, // 52: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
-	83, // 53: takt.admin.v1.Clock.host:type_name -> takt.admin.v1.HostClock
+	80, // 48: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
+	81, // 49: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
+	82, // 50: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
+	83, // 51: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
+	84, // 52: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
+	85, // 53: takt.admin.v1.Clock.host:type_name -> takt.admin.v1.HostClock
 	8,  // 54: takt.admin.v1.WatchResponse.node:type_name -> takt.admin.v1.Node
 	18, // 55: takt.admin.v1.WatchResponse.sessions:type_name -> takt.admin.v1.Session
-	28, // 56: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
-	32, // 57: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
-	90, // 58: takt.admin.v1.CaptureResponse.packets:type_name -> takt.admin.v1.CapturedPacket
+	30, // 56: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
+	34, // 57: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
+	92, // 58: takt.admin.v1.CaptureResponse.packets:type_name -> takt.admin.v1.CapturedPacket
 	6,  // 59: takt.admin.v1.Admin.GetStatus:input_type -> takt.admin.v1.GetStatusRequest
 	15, // 60: takt.admin.v1.Admin.ListSessions:input_type -> takt.admin.v1.ListSessionsRequest
 	22, // 61: takt.admin.v1.Admin.EndSession:input_type -> takt.admin.v1.EndSessionRequest
-	24, // 62: takt.admin.v1.Admin.MapChannel:input_type -> takt.admin.v1.MapChannelRequest
-	26, // 63: takt.admin.v1.Admin.ListChannels:input_type -> takt.admin.v1.ListChannelsRequest
-	30, // 64: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
-	33, // 65: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
-	35, // 66: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
-	37, // 67: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
-	40, // 68: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
-	48, // 69: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
-	61, // 70: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
-	51, // 71: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
-	57, // 72: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
-	59, // 73: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
-	63, // 74: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
-	70, // 75: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
-	73, // 76: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
-	75, // 77: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
-	84, // 78: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
-	86, // 79: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
-	88, // 80: takt.admin.v1.Admin.Capture:input_type -> takt.admin.v1.CaptureRequest
-	7,  // 81: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
-	16, // 82: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
-	23, // 83: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
-	25, // 84: takt.admin.v1.Admin.MapChannel:output_type -> takt.admin.v1.MapChannelResponse
-	27, // 85: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
-	31, // 86: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
-	34, // 87: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
-	36, // 88: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
-	38, // 89: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
-	41, // 90: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
-	50, // 91: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
-	62, // 92: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
-	52, // 93: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
-	58, // 94: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
-	60, // 95: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
-	64, // 96: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
-	72, // 97: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
-	74, // 98: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
-	76, // 99: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
-	85, // 100: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
-	87, // 101: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
-	89, // 102: takt.admin.v1.Admin.Capture:output_type -> takt.admin.v1.CaptureResponse
-	81, // [81:103] is the sub-list for method output_type
-	59, // [59:81] is the sub-list for method input_type
+	24, // 62: takt.admin.v1.Admin.MoveSession:input_type -> takt.admin.v1.MoveSessionRequest
+	26, // 63: takt.admin.v1.Admin.MapChannel:input_type -> takt.admin.v1.MapChannelRequest
+	28, // 64: takt.admin.v1.Admin.ListChannels:input_type -> takt.admin.v1.ListChannelsRequest
+	32, // 65: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
+	35, // 66: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
+	37, // 67: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
+	39, // 68: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
+	42, // 69: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
+	50, // 70: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
+	63, // 71: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
+	53, // 72: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
+	59, // 73: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
+	61, // 74: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
+	65, // 75: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
+	72, // 76: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
+	75, // 77: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
+	77, // 78: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
+	86, // 79: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
+	88, // 80: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
+	90, // 81: takt.admin.v1.Admin.Capture:input_type -> takt.admin.v1.CaptureRequest
+	7,  // 82: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
+	16, // 83: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
+	23, // 84: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
+	25, // 85: takt.admin.v1.Admin.MoveSession:output_type -> takt.admin.v1.MoveSessionResponse
+	27, // 86: takt.admin.v1.Admin.MapChannel:output_type -> takt.admin.v1.MapChannelResponse
+	29, // 87: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
+	33, // 88: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
+	36, // 89: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
+	38, // 90: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
+	40, // 91: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
+	43, // 92: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
+	52, // 93: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
+	64, // 94: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
+	54, // 95: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
+	60, // 96: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
+	62, // 97: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
+	66, // 98: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
+	74, // 99: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
+	76, // 100: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
+	78, // 101: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
+	87, // 102: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
+	89, // 103: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
+	91, // 104: takt.admin.v1.Admin.Capture:output_type -> takt.admin.v1.CaptureResponse
+	82, // [82:105] is the sub-list for method output_type
+	59, // [59:82] is the sub-list for method input_type
 	59, // [59:59] is the sub-list for extension type_name
 	59, // [59:59] is the sub-list for extension extendee
 	0,  // [0:59] is the sub-list for field type_name
@@ -7634,20 +7733,20 @@ func file_takt_admin_v1_admin_proto_init() {
 		return
 	}
 	file_takt_admin_v1_admin_proto_msgTypes[14].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[26].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[39].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[47].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[59].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[60].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[69].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[28].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[41].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[49].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[61].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[62].OneofWrappers = []any{}
 	file_takt_admin_v1_admin_proto_msgTypes[71].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[73].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_takt_admin_v1_admin_proto_rawDesc), len(file_takt_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   85,
+			NumMessages:   87,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -39,6 +39,7 @@ const (
 	Admin_GetStatus_FullMethodName       = "/takt.admin.v1.Admin/GetStatus"
 	Admin_ListSessions_FullMethodName    = "/takt.admin.v1.Admin/ListSessions"
 	Admin_EndSession_FullMethodName      = "/takt.admin.v1.Admin/EndSession"
+	Admin_MoveSession_FullMethodName     = "/takt.admin.v1.Admin/MoveSession"
 	Admin_MapChannel_FullMethodName      = "/takt.admin.v1.Admin/MapChannel"
 	Admin_ListChannels_FullMethodName    = "/takt.admin.v1.Admin/ListChannels"
 	Admin_ListPeers_FullMethodName       = "/takt.admin.v1.Admin/ListPeers"
@@ -72,6 +73,10 @@ type AdminClient interface {
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
 	// Ends a session; its application gets the reason, and may attach again.
 	EndSession(ctx context.Context, in *EndSessionRequest, opts ...grpc.CallOption) (*EndSessionResponse, error)
+	// Moves a session to another lane: its application attaches again, by itself where it reconnects, and is served there. What it had
+	// emitted is sent, and what was delivered can be read; messages that come meanwhile are lost to it, and counted. NOT_FOUND: there
+	// is no such session. FAILED_PRECONDITION: the lane does not serve its tenant, or does not carry what it has open.
+	MoveSession(ctx context.Context, in *MoveSessionRequest, opts ...grpc.CallOption) (*MoveSessionResponse, error)
 	// Has a datapath carry the streams that write a channel, those that are opened later as well, until the channel is mapped back
 	// or the node restarts. Streams whose applications have asked for one datapath and no other stay. INVALID_ARGUMENT: there is no
 	// such datapath. RESOURCE_EXHAUSTED: too many channels are mapped.
@@ -154,6 +159,16 @@ func (c *adminClient) EndSession(ctx context.Context, in *EndSessionRequest, opt
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EndSessionResponse)
 	err := c.cc.Invoke(ctx, Admin_EndSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) MoveSession(ctx context.Context, in *MoveSessionRequest, opts ...grpc.CallOption) (*MoveSessionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MoveSessionResponse)
+	err := c.cc.Invoke(ctx, Admin_MoveSession_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -380,6 +395,10 @@ type AdminServer interface {
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
 	// Ends a session; its application gets the reason, and may attach again.
 	EndSession(context.Context, *EndSessionRequest) (*EndSessionResponse, error)
+	// Moves a session to another lane: its application attaches again, by itself where it reconnects, and is served there. What it had
+	// emitted is sent, and what was delivered can be read; messages that come meanwhile are lost to it, and counted. NOT_FOUND: there
+	// is no such session. FAILED_PRECONDITION: the lane does not serve its tenant, or does not carry what it has open.
+	MoveSession(context.Context, *MoveSessionRequest) (*MoveSessionResponse, error)
 	// Has a datapath carry the streams that write a channel, those that are opened later as well, until the channel is mapped back
 	// or the node restarts. Streams whose applications have asked for one datapath and no other stay. INVALID_ARGUMENT: there is no
 	// such datapath. RESOURCE_EXHAUSTED: too many channels are mapped.
@@ -446,6 +465,9 @@ func (UnimplementedAdminServer) ListSessions(context.Context, *ListSessionsReque
 }
 func (UnimplementedAdminServer) EndSession(context.Context, *EndSessionRequest) (*EndSessionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EndSession not implemented")
+}
+func (UnimplementedAdminServer) MoveSession(context.Context, *MoveSessionRequest) (*MoveSessionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method MoveSession not implemented")
 }
 func (UnimplementedAdminServer) MapChannel(context.Context, *MapChannelRequest) (*MapChannelResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method MapChannel not implemented")
@@ -575,6 +597,24 @@ func _Admin_EndSession_Handler(srv interface{}, ctx context.Context, dec func(in
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AdminServer).EndSession(ctx, req.(*EndSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_MoveSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MoveSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).MoveSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_MoveSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).MoveSession(ctx, req.(*MoveSessionRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -925,6 +965,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "EndSession",
 			Handler:    _Admin_EndSession_Handler,
+		},
+		{
+			MethodName: "MoveSession",
+			Handler:    _Admin_MoveSession_Handler,
 		},
 		{
 			MethodName: "MapChannel",

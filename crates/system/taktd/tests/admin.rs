@@ -13,8 +13,9 @@ use taktd::admin::client::{Client, ConnectError, connect};
 use taktd::admin::proto::{
     self, AddPeerRequest, EndSessionRequest, GetStatusRequest, InstallScheduleRequest,
     ListChannelsRequest, ListDatapathsRequest, ListListenersRequest, ListPeersRequest,
-    ListSchedulesRequest, ListSessionsRequest, Listener, PeerState, RemoveListenerRequest,
-    RemovePeerRequest, RemoveScheduleRequest, SetListenerRequest, WatchRequest,
+    ListSchedulesRequest, ListSessionsRequest, Listener, MoveSessionRequest, PeerState,
+    RemoveListenerRequest, RemovePeerRequest, RemoveScheduleRequest, SetListenerRequest,
+    WatchRequest,
 };
 use tonic::Code;
 
@@ -130,6 +131,67 @@ async fn sessions_streams_and_channels_are_told_and_a_session_can_be_ended() {
     assert!(reason.contains("maintenance"), "{reason}");
     let again = client.end_session(end(number, "")).await;
     assert!(!again.expect("an answer").into_inner().ended);
+}
+
+#[tokio::test]
+async fn a_session_is_moved_to_another_lane_with_all_that_it_has_open() {
+    let daemon = Daemon::start(&format!("[[lane]]\n[[lane]]\n{LISTENER}"));
+    let mut client = daemon.client().await;
+    let socket = daemon.directory.join("takt.sock");
+    let session = Session::builder().socket(socket).name("press").open();
+    let session = session.expect("a session");
+    let stream = session.stream(Qos::slow()).expect("a stream");
+    let sink = stream.sink(ChannelId(7)).expect("a sink");
+    let source = stream.source(ChannelId(7)).expect("a source");
+    let emit = |text: &[u8]| {
+        until("it is emitted", || {
+            let mut buffer = source.buffer(text.len()).ok()?;
+            buffer.copy_from_slice(text);
+            buffer.emit().ok()
+        })
+    };
+    emit(b"before");
+    until("it is delivered", || (sink.available() == 1).then_some(()));
+    let told = sessions(&mut client, "").await.remove(0);
+    let other = 1 - told.lane;
+    let moved = |session, lane| MoveSessionRequest { session, lane };
+    let refused = [
+        (moved(told.session, told.lane), "is on lane"),
+        (
+            moved(told.session, 2),
+            "lanes [0, 1] serve tenant `default`",
+        ),
+    ];
+    for (request, why) in refused {
+        let status = client.move_session(request).await.expect_err("refused");
+        assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+        assert!(status.message().contains(why), "{status}");
+    }
+    let status = client.move_session(moved(1 << 40, other)).await;
+    assert_eq!(status.expect_err("no such session").code(), Code::NotFound);
+
+    let answer = client.move_session(moved(told.session, other)).await;
+    answer.expect("moved");
+    until("it is back", || {
+        (session.attachments() == 2 && session.is_attached()).then_some(())
+    });
+    let list = sessions(&mut client, "").await;
+    let again = list.iter().find(|s| s.session != told.session);
+    let again = again.expect("the session");
+    assert_eq!((again.lane, &again.name[..]), (other, "press"));
+    assert_eq!(
+        (again.streams[0].sources[0], again.streams[0].sinks[0]),
+        (7, 7)
+    );
+    // What was delivered before is there, and what comes now.
+    emit(b"behind");
+    for text in [&b"before"[..], b"behind"] {
+        let received = until("a message", || {
+            let message = sink.consume(Wait::Never).ok()?;
+            Some(message.to_vec())
+        });
+        assert_eq!(received, text);
+    }
 }
 
 #[tokio::test]

@@ -68,7 +68,7 @@ pub enum Command {
     Network(network::Network),
     /// Show channels, and have another datapath carry one
     Channel(channel::Channel),
-    /// List and end sessions of applications
+    /// List, move and end sessions of applications
     Session(session::Session),
     /// Show or write what tenants send and get past the kernel
     Capture(capture::Capture),

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use taktd::admin::proto::{EndSessionRequest, ListSessionsRequest};
+use taktd::admin::proto::{EndSessionRequest, ListSessionsRequest, MoveSessionRequest};
 
 use crate::admin::Daemon;
 use crate::failure::Failure;
@@ -13,11 +13,18 @@ const HELP: &str = "\
 The application of a session that is ended gets the reason with its next call. It may attach again:
 to keep it out, change or remove its listener.
 
+A session that is moved attaches again by itself, if it reconnects, and is served by the lane that
+is named: calls of its application that wait at that moment, and what it emits before it is back,
+fail as when the daemon restarts. What it had emitted is sent, and what was delivered can be read;
+messages that come in between are lost to it, and counted. The lane has to be one of its tenant's,
+and to carry the datapaths of its streams.
+
 Examples:
   takt session list --identity press
+  takt session move 12 --lane 1
   takt session end 12 --reason maintenance";
 
-/// Lists and ends sessions of applications.
+/// Lists, moves and ends sessions of applications.
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub struct Session {
@@ -31,6 +38,8 @@ enum Action {
     End(End),
     /// List sessions
     List(List),
+    /// Move a session to another lane
+    Move(Move),
 }
 
 #[derive(Debug, Args)]
@@ -40,6 +49,19 @@ struct End {
     /// Told to the application
     #[arg(long, default_value = "ended by the operator")]
     reason: String,
+    #[command(flatten)]
+    daemon: Daemon,
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Debug, Args)]
+struct Move {
+    /// Its number, see `takt session list`
+    session: u64,
+    /// The lane's number, see `takt status`
+    #[arg(long)]
+    lane: u32,
     #[command(flatten)]
     daemon: Daemon,
     #[command(flatten)]
@@ -63,6 +85,12 @@ struct List {
 }
 
 #[derive(Debug, Serialize)]
+struct Moved {
+    session: u64,
+    lane: u32,
+}
+
+#[derive(Debug, Serialize)]
 struct Ended {
     session: u64,
     ended: bool,
@@ -72,6 +100,7 @@ impl Session {
     pub fn run(self) -> Result<(), Failure> {
         match self.action {
             Action::End(end) => end.run(),
+            Action::Move(to) => to.run(),
             Action::List(list) => {
                 let identity = list.identity;
                 let sessions = list.daemon.ask(async |mut client| {
@@ -84,6 +113,22 @@ impl Session {
                     print(&status::sessions(&sessions))
                 }
             }
+        }
+    }
+}
+
+impl Move {
+    fn run(self) -> Result<(), Failure> {
+        let (session, lane) = (self.session, self.lane);
+        self.daemon.ask(async |mut client| {
+            let request = MoveSessionRequest { session, lane };
+            Ok(client.move_session(request).await?)
+        })?;
+        match self.form.json {
+            true => print_json(&Moved { session, lane }),
+            false => print(&format!(
+                "session {session} is to come back on lane {lane}\n"
+            )),
         }
     }
 }

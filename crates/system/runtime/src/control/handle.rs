@@ -352,6 +352,19 @@ impl RuntimeHandle {
         })
     }
 
+    /// Moves a session to another lane: its application is told to attach again, as by itself it does, and its session is served
+    /// by that lane then. Inside, why it cannot be: there is no such session, or the lane is not its tenant's, or does not carry
+    /// what it has open.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn move_session(&self, session: u64, lane: usize) -> Result<Result<(), Failure>, Stopped> {
+        self.change(move |c| {
+            let id = u32::try_from(session).unwrap_or(u32::MAX);
+            c.move_session(SessionId(id), lane)
+        })
+    }
+
     /// Attaches an application without a listening socket: the socket for its session. For the
     /// embedded form.
     ///

@@ -176,6 +176,22 @@ impl Control {
         ))
     }
 
+    /// Checks that a lane may serve the streams of a session, and carries a datapath for each.
+    pub(super) fn check_carries(&self, lane: usize, session: &Session) -> Result<(), Failure> {
+        for stream in session.streams.iter() {
+            self.lanes_of_class(&[lane], stream.qos, false)?;
+            let choice = self.choice(&[lane], stream.qos.datapath.is_some());
+            if choice.nothing {
+                return Err(Failure::new(
+                    ErrorCode::NotPermitted,
+                    format!("lane {lane} carries no datapath: name another"),
+                ));
+            }
+            self.map(&session.policy.identity, stream.qos, &choice)?;
+        }
+        Ok(())
+    }
+
     /// Opens a stream on the best datapath that the session's lane carries. The first one chooses the lane, among
     /// those of its tenant and its class.
     pub(super) fn open_stream(
@@ -203,12 +219,18 @@ impl Control {
             ));
         }
         let (kind, Mapping { warning, rule, .. }) = self.map(tenant, qos, &choice)?;
+        let now = self.now();
+        let wished = match session.unplaced {
+            Some(_) => self.moves.take(session, now),
+            None => None,
+        };
         let place = lanes
             .iter()
             .filter_map(|&lane| Some((lane, self.lanes[lane].port_of(kind)?)))
             // It counts at the lane that it was given when it came.
             .min_by_key(|(lane, _)| {
-                self.lanes[*lane].sessions - usize::from(*lane == session.lane)
+                let sessions = self.lanes[*lane].sessions - usize::from(*lane == session.lane);
+                (Some(*lane) != wished, sessions)
             });
         let Some((lane, port)) = place else {
             return Err(ErrorCode::Closed.into());

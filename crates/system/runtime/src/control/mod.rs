@@ -18,6 +18,7 @@ mod interests;
 mod listener;
 mod log_budget;
 mod mapping;
+mod moves;
 mod network;
 mod networks;
 mod quality;
@@ -170,6 +171,8 @@ pub struct Control {
     streams_moved: u64,
     /// Channels whose streams operators have mapped to a datapath.
     mapped_channels: BTreeMap<u64, DatapathKind>,
+    /// Sessions that are to come back to another lane.
+    moves: moves::Moves,
     /// Sessions whose streams are to be mapped anew, each once, in turn.
     to_map: VecDeque<SessionId>,
     /// How often streams or schedules were added: what was checked beside those before is to be checked again.

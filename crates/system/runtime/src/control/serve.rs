@@ -511,6 +511,11 @@ impl Control {
 
     /// Ends a session: with a reason that the application is told, or because it has gone.
     pub(super) fn end_session(&mut self, id: SessionId, reason: Option<Failure>) {
+        self.end_here(id, reason, false);
+    }
+
+    /// As [`end_session`](Self::end_session). Of one that has `moved`, what was emitted is sent, and what was delivered can be read.
+    pub(super) fn end_here(&mut self, id: SessionId, reason: Option<Failure>, moved: bool) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
@@ -522,7 +527,7 @@ impl Control {
             session.policy.identity.clone(),
             session.arena.is_some() && session.unplaced.is_none(),
             session.tenant,
-            reason.is_none(),
+            reason.is_none() || moved,
             session.finish,
         );
         self.end_direct_with(id);
@@ -537,7 +542,7 @@ impl Control {
         // An application that an operator ends may still read what was delivered to it: no tenant can bring that about. Of
         // the others a child process may hold the memory, or whoever broke the protocol.
         let reads_on = reason.as_ref().is_some_and(|failure| {
-            matches!(failure.code, ErrorCode::Closed | ErrorCode::ShuttingDown)
+            moved || matches!(failure.code, ErrorCode::Closed | ErrorCode::ShuttingDown)
         });
         if let Some(arena) = &mut session.arena {
             arena.abandoned = !reads_on;

@@ -348,6 +348,7 @@ fn start(
         absent_schedules: Vec::new(),
         streams_moved: 0,
         mapped_channels: BTreeMap::new(),
+        moves: Default::default(),
         to_map: VecDeque::new(),
         admissions: 0,
         ended: BTreeMap::new(),

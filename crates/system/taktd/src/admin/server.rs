@@ -9,6 +9,7 @@ use takt_runtime::RuntimeHandle;
 use takt_runtime::capture::CaptureError;
 use takt_runtime::control::{MapChannelError, ScheduleError, Stopped};
 use takt_runtime::peering::keys::PeerConfig;
+use takt_session::ErrorCode;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
@@ -21,10 +22,11 @@ use super::proto::{
     ListDatapathsRequest, ListDatapathsResponse, ListListenersRequest, ListListenersResponse,
     ListNetworksRequest, ListNetworksResponse, ListPeersRequest, ListPeersResponse,
     ListSchedulesRequest, ListSchedulesResponse, ListSessionsRequest, ListSessionsResponse,
-    MapChannelRequest, MapChannelResponse, ReloadRequest, ReloadResponse, RemoveListenerRequest,
-    RemoveListenerResponse, RemovePeerRequest, RemovePeerResponse, RemoveScheduleRequest,
-    RemoveScheduleResponse, RemoveStationRequest, RemoveStationResponse, SetListenerRequest,
-    SetListenerResponse, SetStationRequest, SetStationResponse, WatchRequest, WatchResponse,
+    MapChannelRequest, MapChannelResponse, MoveSessionRequest, MoveSessionResponse, ReloadRequest,
+    ReloadResponse, RemoveListenerRequest, RemoveListenerResponse, RemovePeerRequest,
+    RemovePeerResponse, RemoveScheduleRequest, RemoveScheduleResponse, RemoveStationRequest,
+    RemoveStationResponse, SetListenerRequest, SetListenerResponse, SetStationRequest,
+    SetStationResponse, WatchRequest, WatchResponse,
 };
 use super::socket::{self, SocketError};
 use super::{capture, listener, network, schedule, watch as pictures};
@@ -190,6 +192,22 @@ impl Admin for Service {
             .ask(move |handle| handle.end_session(session, reason))
             .await?;
         Ok(Response::new(EndSessionResponse { ended }))
+    }
+
+    async fn move_session(
+        &self,
+        request: Request<MoveSessionRequest>,
+    ) -> Result<Response<MoveSessionResponse>, Status> {
+        let MoveSessionRequest { session, lane } = request.into_inner();
+        tracing::info!(session, lane, "admin: session to be moved");
+        let moved = self
+            .ask(move |handle| handle.move_session(session, lane as usize))
+            .await?;
+        moved.map_err(|failure| match failure.code {
+            ErrorCode::NotFound => Status::not_found(failure.message),
+            _ => Status::failed_precondition(failure.message),
+        })?;
+        Ok(Response::new(MoveSessionResponse {}))
     }
 
     async fn map_channel(
