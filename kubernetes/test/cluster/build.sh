@@ -43,6 +43,13 @@ crio() {
 	gcc -std=c99 -Os -static -o "$cache/bin/pinns" "$source"/pinns/src/*.c
 }
 
+# All of Kubernetes. It says which version it is: Helm installs no chart in a cluster of an unknown one.
+kube() {
+	version=$(cd "$here/kube" && go list -m -f '{{.Version}}' k8s.io/kubernetes)
+	(cd "$here/kube" && CGO_ENABLED=0 go build -trimpath -o "$cache/bin/kube" \
+		-ldflags "-s -X k8s.io/component-base/version.gitVersion=$version -X k8s.io/client-go/pkg/version.gitVersion=$version" .)
+}
+
 apiserver() { (cd "$here/kube" && CGO_ENABLED=0 go build -trimpath -ldflags=-s -o "$cache/bin/kube-apiserver" k8s.io/kubernetes/cmd/kube-apiserver); }
 
 step etcd "$(sha256sum "$here/etcd/go.sum" | cut -c1-12)" module etcd
@@ -68,5 +75,5 @@ if [ "${1:-}" = kuberay ]; then
 	step ray-operator v1.5.0 program github.com/ray-project/kuberay/ray-operator@v1.5.0
 	step coredns v1.12.4 program github.com/coredns/coredns@v1.12.4
 fi
-step kube "$(sha256sum "$here/kube/go.sum" "$here/kube/main.go" | sha256sum | cut -c1-12)" module kube
+step kube "$(sha256sum "$here/kube/go.sum" "$here/kube/main.go" | sha256sum | cut -c1-12)-versioned" kube
 echo "$cache/bin"

@@ -6,7 +6,8 @@
 #   play.sh down               ends it and removes all of it
 #
 # It is the cluster of the tests (node.sh). BACKEND and CORES choose what the node offers, "deadline" and "all"
-# if not set.
+# if not set. With TAKT_BUILT, where taktd and what belongs to it has been built, the node has time-sensitive pods as well: taktd with
+# the network `pods`, takt-cni behind its primary network, and the cluster's objects.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 bin=$here/../../bin
@@ -26,8 +27,17 @@ up)
 	"$here/play.sh" down
 	mkdir "$TAKT_CLUSTER"
 	bin=$(cd "$bin" && pwd)
-	echo "{config: {cores: \"${CORES:-all}\", backend: ${BACKEND:-deadline}}, image: {pullPolicy: Never}}" >"$TAKT_CLUSTER/values.yaml"
+	network=
+	if [ -n "${TAKT_BUILT:-}" ]; then
+		TAKT_TAKTD=$TAKT_BUILT/taktd preload=$TAKT_CLUSTER/preload
+		export TAKT_TAKTD
+		# For glibc and musl, as it is installed: what is built has links to elsewhere.
+		cp -RL "$TAKT_BUILT/takt-preload" "$preload"
+		network=", network: {enabled: true, objects: true, preload: $preload, library: $TAKT_BUILT/libtakt.so, takt: $TAKT_BUILT/takt}"
+	fi
+	echo "{config: {cores: \"${CORES:-all}\", backend: ${BACKEND:-deadline}}, image: {pullPolicy: Never}$network}" >"$TAKT_CLUSTER/values.yaml"
 	(cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$TAKT_CLUSTER/values.yaml" kube-system) >"$TAKT_CLUSTER/chart.yaml"
+	[ -z "$network" ] || cat "$here"/../../../deploy/helm/takt-node/crds/*.yaml >>"$TAKT_CLUSTER/chart.yaml"
 	export TAKT_CLUSTER TAKT_CLUSTER_KEEP=1 TAKT_IMAGES="$bin/guest.tar $bin/takt-node.tar"
 	setsid "$here/node.sh" "$here/play.sh" serve >"$TAKT_CLUSTER/up.log" 2>&1 </dev/null &
 	echo $! >"$TAKT_CLUSTER/outside.pid"
@@ -69,7 +79,7 @@ down)
 	rm -rf "$TAKT_CLUSTER" "$bin/kubectl"
 	;;
 *)
-	sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+	sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
 	exit 2
 	;;
 esac
