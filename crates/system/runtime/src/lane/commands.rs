@@ -9,7 +9,7 @@ use super::remote::Remote;
 
 /// Commands taken in a round: the control thread may have very many at once.
 const MOST_COMMANDS: usize = 64;
-/// Sources, sinks and rings that are looked at for them in a round: no more is begun after that.
+/// Sources, sinks, rings and messages that are looked at for them in a round: no more is begun after that.
 pub(super) const MOST_LOOKS: usize = 16 << 10;
 /// Rounds in which the last datagrams of a peer that leaves are taken.
 const LAST_ROUNDS: usize = 64;
@@ -20,6 +20,7 @@ impl Lane {
         let asked = self.mailbox.asked.load(Ordering::Relaxed);
         self.mailbox.answered.store(asked, Ordering::Relaxed);
         self.state.looks = 0;
+        self.let_go_of_sinks();
         let mut more = true;
         for _ in 0..MOST_COMMANDS {
             if self.state.looks >= MOST_LOOKS {
@@ -33,7 +34,7 @@ impl Lane {
             self.mailbox.done.fetch_add(1, Ordering::Release); // Partner: `LaneHandle::done`.
         }
         self.state.count_again(MOST_LOOKS);
-        if more || !self.state.recounts.is_empty() {
+        if more || !self.state.recounts.is_empty() || !self.state.closing.is_empty() {
             self.mailbox.full.store(true, Ordering::Relaxed);
         }
     }
@@ -105,7 +106,7 @@ impl Lane {
                     return;
                 };
                 self.remove_sink(at, sink);
-                self.events.send(Event::SinkClosed { session, sink });
+                self.let_go_of_sinks();
             }
             Command::AddRemote {
                 id,

@@ -8,6 +8,7 @@ use takt_session::layout::{SinkBlock, SourceBlock};
 use takt_session::{ChannelId, ErrorCode, Failure, Reliability, SinkMode};
 
 use super::Lane;
+use super::commands::MOST_LOOKS;
 use super::mailbox::{Event, SourceTarget};
 use super::parking::FIRST_BELL;
 use super::remote::Carrier;
@@ -15,6 +16,18 @@ use super::session::{self, LaneSession, LaneSource};
 use super::track::sender_number;
 use crate::ids::SessionId;
 use crate::slots::{ChannelSlot, SessionSlot, SinkSlot, SourceSlot};
+
+/// Looks that it counts as to free what a closed sink holds of a message.
+const OF_MESSAGE: usize = 8;
+
+/// A closed sink that may still hold messages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Closing {
+    session: SessionId,
+    sink: SinkSlot,
+    /// Sources may have emitted what it had received.
+    keep: bool,
+}
 
 impl Lane {
     /// Takes a session in.
@@ -302,9 +315,17 @@ impl Lane {
         let Some(session) = self.state.tenants.sessions.get_mut(at) else {
             return;
         };
-        let Some(removed) = session.remove_sink(sink) else {
+        // All its sinks are looked through for this one.
+        self.state.looks += session.sinks.count();
+        let Some((removed, keep)) = session.remove_sink(sink) else {
             return;
         };
+        let session = session.id;
+        self.state.closing.push_back(Closing {
+            session,
+            sink,
+            keep,
+        });
         self.state.retain_reliable_targets(removed.channel, others);
         self.state.tenants.sinks_removed(at, 1);
         // What waited for memory of its own session may be complete now.
@@ -317,6 +338,34 @@ impl Lane {
         }
         self.state.listeners_went(removed.channel);
         self.close_channel_if_unused(removed.channel);
+    }
+
+    /// Lets go of what closed sinks hold, as far as a round goes. Each is closed, and its number free, when it holds nothing.
+    pub(super) fn let_go_of_sinks(&mut self) {
+        while self.state.looks < MOST_LOOKS
+            && let Some(&Closing {
+                session: id,
+                sink,
+                keep,
+            }) = self.state.closing.front()
+        {
+            self.state.looks += 1;
+            let at = self.by_session.get(&id).copied();
+            let session = at.and_then(|at| self.state.tenants.sessions.get_mut(at));
+            // That of a session that has ended went with it.
+            let all_gone = session.map(|session| {
+                let most = MOST_LOOKS.saturating_sub(self.state.looks) / OF_MESSAGE + 1;
+                let (gone, all) = session.let_go(sink, keep, most);
+                self.state.looks += gone * OF_MESSAGE;
+                all
+            });
+            match all_gone {
+                Some(false) => continue,
+                Some(true) => self.events.send(Event::SinkClosed { session: id, sink }),
+                None => {}
+            }
+            self.state.closing.pop_front();
+        }
     }
 
     /// The application has left: nobody reads its sinks any more, and what it had emitted is sent.

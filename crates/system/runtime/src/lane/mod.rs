@@ -23,6 +23,7 @@ mod mailbox;
 mod members;
 pub mod network;
 mod parking;
+mod placed;
 mod port;
 mod reassembly;
 mod receive;

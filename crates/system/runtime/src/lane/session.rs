@@ -21,6 +21,7 @@ use super::egress::class_of;
 use super::fair;
 use super::members::Rest;
 use super::network::Owner;
+use super::placed::{Holder, Placed};
 use super::receive::{ReceiveMemory, is_large};
 use super::remote::{Carrier, Cut};
 use crate::counters::{Counter, SessionCounters};
@@ -45,10 +46,8 @@ const MOST_SEARCHED: usize = 32;
 /// Messages that a sink may hold in the transmit region of its own session; further ones are copied.
 const MOST_OWN: usize = 256;
 
-/// In `rx_owner`: the session emits the message itself.
-const EMITTED: u16 = u16::MAX;
-/// In `rx_owner`: its sink is closed, and a source may still emit it.
-const ORPHAN: u16 = u16::MAX - 1;
+/// Messages of closed sinks that are let go of at a time when memory has run out.
+const MOST_ORPHANS: u32 = 256;
 
 /// What travels with a message to its sinks.
 #[derive(Clone, Copy, Debug)]
@@ -413,11 +412,8 @@ pub struct LaneSession {
     map: ArenaMap,
     pub bell: LaneBellHost,
     rx: ReceiveMemory,
-    /// Per chunk of the receive region: 1 + the sink that the message starting there was placed for, or [`EMITTED`] or
-    /// [`ORPHAN`].
-    rx_owner: Vec<u16>,
-    /// There are orphans.
-    orphaned: bool,
+    /// Who holds the messages in the receive region.
+    placed: Placed,
     /// Per chunk of the transmit region, and behind them per chunk of the receive region: how many hold the emitted
     /// message that starts there (the lane itself while it sends, and each sink of this session that was given it
     /// without a copy). 0 = not ours.
@@ -701,8 +697,7 @@ impl LaneSession {
             arena: parts.arena,
             map: parts.map,
             bell: parts.bell,
-            rx_owner: vec![0; parts.map.rx_bytes / CHUNK],
-            orphaned: false,
+            placed: Placed::new(parts.map.rx_bytes / CHUNK),
             // Zero pages until touched: a session that sends little costs little.
             tx_holders: vec![0; chunks],
             tx_source: vec![0; chunks],
@@ -974,16 +969,16 @@ impl LaneSession {
 
     /// A received message is emitted: its sink holds it no more.
     fn take_received(&mut self, chunk: u32, length: usize) -> Result<(), Failure> {
-        let owner = match self.rx_owner.get_mut(chunk as usize) {
-            None | Some(0 | &mut EMITTED) => {
-                return Err(violation(format!(
-                    "receive chunk {chunk} emitted, but not received"
-                )));
-            }
-            Some(owner) => std::mem::replace(owner, EMITTED),
+        let Some(holder) = self.placed.holder(chunk) else {
+            return Err(violation(format!(
+                "receive chunk {chunk} emitted, but not received"
+            )));
         };
+        self.placed.emit(chunk);
         let bytes = self.rx.block_len(chunk);
-        if let Some(s) = self.sinks.get_mut(SinkSlot(usize::from(owner) - 1)) {
+        if let Holder::Sink(sink) = holder
+            && let Some(s) = self.sinks.get_mut(sink)
+        {
             let held = &mut s.held[usize::from(is_large(bytes))];
             *held = held.saturating_sub(bytes);
             s.outstanding -= 1;
@@ -1087,7 +1082,10 @@ impl LaneSession {
         let lent = std::mem::take(&mut self.tx_lent[at]);
         self.lent_bytes -= lent as usize;
         if chunk & RX_REGION != 0 {
-            self.free_received(chunk & !RX_REGION);
+            let chunk = chunk & !RX_REGION;
+            self.placed.emitted(chunk);
+            // It was received.
+            let _ = self.rx.free(chunk);
         }
         // The source may be closed by now: then nobody waits for the completion.
         let Some(source) = self.sources.get_mut(self.source_of(at)) else {
@@ -1181,7 +1179,7 @@ impl LaneSession {
         let Some(chunk) = chunk else {
             return Ok(Err(Delivery::DroppedMemory));
         };
-        self.rx_owner[chunk as usize] = sink.0 as u16 + 1;
+        self.placed.give(chunk, Holder::Sink(sink));
         if let Some(s) = self.sinks.get_mut(sink) {
             s.held[kind] += self.rx.block_len(chunk);
             // Reserved from now on: fragments of a message arrive over a while.
@@ -1434,12 +1432,12 @@ impl LaneSession {
             s.outstanding -= 1;
             return self.release(chunk);
         }
-        if self.rx_owner.get(chunk as usize) != Some(&(sink.0 as u16 + 1)) {
+        if self.placed.holder(chunk) != Some(Holder::Sink(sink)) {
             return Err(violation(format!(
                 "receive chunk {chunk} released, but not received by this sink"
             )));
         }
-        self.rx_owner[chunk as usize] = 0;
+        self.placed.take(chunk);
         let bytes = self.rx.block_len(chunk);
         let held = &mut s.held[usize::from(is_large(bytes))];
         *held = held.saturating_sub(bytes);
@@ -1545,6 +1543,7 @@ impl LaneSession {
         mode: SinkMode,
     ) -> Result<(), RingError> {
         let sink = LaneSink::new(&self.arena, block, channel, notify, mode)?;
+        self.placed.open(at);
         self.sinks.put(at, sink);
         self.own_sinks
             .reserve(self.sinks.count() - self.own_sinks.len().min(self.sinks.count()));
@@ -1584,52 +1583,55 @@ impl LaneSession {
         removed.iter().map(|sink| sink.channel).collect()
     }
 
-    /// Frees what a closed sink had received, or keeps it for sources that may have emitted it.
-    fn free_owned_by(&mut self, owner: u16, keep: bool) {
-        self.orphaned |= keep;
-        for chunk in 0..self.rx_owner.len() {
-            if self.rx_owner[chunk] != owner {
-                continue;
-            }
+    /// Lets go of what a closed sink had received, or keeps it for sources that may have emitted it, as far as so many messages go:
+    /// how many it was, and whether that is all.
+    pub fn let_go(&mut self, sink: SinkSlot, keep: bool, most: usize) -> (usize, bool) {
+        let mut gone = 0;
+        while gone < most
+            && let Some(chunk) = self.placed.take_any(Holder::Sink(sink))
+        {
             match keep {
-                true => self.rx_owner[chunk] = ORPHAN,
-                false => self.free_received(chunk as u32),
+                true => self.placed.give(chunk, Holder::Orphan),
+                // A block of ours, by its holder.
+                false => _ = self.rx.free(chunk),
             }
+            gone += 1;
         }
+        (gone, self.placed.has_none(Holder::Sink(sink)))
     }
 
-    /// Frees what closed sinks had received, once all has been taken that sources had emitted by then.
+    /// Frees some of what closed sinks had received, once all has been taken that sources had emitted by then.
     fn free_orphans(&mut self) {
         let taken = |source: &LaneSource| source.taken >= source.awaited;
-        if self.orphaned && self.sources.iter().all(taken) {
-            self.orphaned = false;
-            self.free_owned_by(ORPHAN, false);
+        if self.placed.has_none(Holder::Orphan) || !self.sources.iter().all(taken) {
+            return;
+        }
+        for _ in 0..MOST_ORPHANS {
+            let Some(chunk) = self.placed.take_any(Holder::Orphan) else {
+                break;
+            };
+            // A block of ours, by its holder.
+            let _ = self.rx.free(chunk);
         }
     }
 
-    fn free_received(&mut self, chunk: u32) {
-        self.rx_owner[chunk as usize] = 0;
-        // A block of ours, by its owner.
-        let _ = self.rx.free(chunk);
-    }
-
-    /// Closes a sink and frees all memory that it holds: its application no longer looks at it.
-    pub fn remove_sink(&mut self, sink: SinkSlot) -> Option<LaneSink> {
+    /// Closes a sink: its application no longer looks at it. What it had received is to be [let go](Self::let_go) of before there is
+    /// another one of its number: kept, if sources may have emitted it.
+    pub fn remove_sink(&mut self, sink: SinkSlot) -> Option<(LaneSink, bool)> {
         let mut removed = self.sinks.remove(sink)?;
         self.own_sinks.retain(|own| *own != sink);
+        let mut awaited = false;
         if removed.held != [0; 2] {
             // What it had received may be in the rings of sources by now.
-            let mut awaited = false;
             for source in self.sources.iter_mut() {
                 let waiting = u64::from(source.waiting());
                 source.awaited = source.taken + waiting;
                 awaited |= waiting > 0;
             }
-            self.free_owned_by(sink.0 as u16 + 1, awaited);
         }
         for chunk in std::mem::take(&mut removed.own) {
             let _ = self.release(chunk);
         }
-        Some(removed)
+        Some((removed, awaited))
     }
 }

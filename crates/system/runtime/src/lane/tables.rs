@@ -7,6 +7,7 @@ use takt_clock::Clock;
 
 use super::arrivals::Arrivals;
 use super::channel::Channels;
+use super::endpoints::Closing;
 use super::ingress::Early;
 use super::local::Local;
 use super::mailbox::Mailbox;
@@ -61,7 +62,9 @@ pub(super) struct State {
     pub(super) finished_sources: Vec<(SessionSlot, SourceSlot)>,
     /// Sources for which it is to be counted again who else listens: indices of session and source.
     pub(super) recounts: VecDeque<(SessionSlot, SourceSlot)>,
-    /// Sources, sinks and rings that were looked at for commands in this round.
+    /// Closed sinks that still hold messages, in the order in which they were closed.
+    pub(super) closing: VecDeque<Closing>,
+    /// Sources, sinks, rings and messages that were looked at for commands in this round.
     pub(super) looks: usize,
     /// Some source waits for room in a scheduler.
     pub(super) held: bool,
@@ -110,6 +113,7 @@ impl State {
             max_message: limits.max_message,
             finished_sources: Vec::new(),
             recounts: VecDeque::new(),
+            closing: VecDeque::new(),
             looks: 0,
             held: false,
             counters,

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::super::commands::MOST_LOOKS;
 use super::super::session::DirectSinks;
-use super::fairness::{Guest, House, no_limits};
+use super::fairness::{Guest, House, no_limits, until_done};
 use super::*;
 use crate::slots::{SinkSlot, SourceSlot};
 
@@ -57,11 +57,6 @@ fn sinks_that_have_a_message_already_cost_a_look_each() {
     });
     let waiting = sinks.iter().map(|&sink| crowd.waiting(sink));
     assert_eq!(waiting.sum::<u32>(), 0, "they have them from the source");
-}
-
-/// A thousand rounds are more than all that is asked of the lane here takes.
-fn until_done(all: usize, mut round: impl FnMut() -> usize) {
-    assert!((0..1000).any(|_| round() == all), "the lane goes on");
 }
 
 #[test]

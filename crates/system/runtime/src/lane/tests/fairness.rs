@@ -4,6 +4,7 @@ use takt_session::Reliability;
 use takt_session::layout::SinkCounter;
 use takt_wire::channel::{DatagramCursor, Kind, RecordHeader};
 
+use super::super::commands::MOST_LOOKS;
 use super::*;
 use crate::ids::{RemoteId, SessionId};
 use crate::slots::{SinkSlot, SourceSlot};
@@ -144,6 +145,11 @@ impl House {
 
 pub fn no_limits() -> Arc<Rates> {
     Arc::new(Rates::new(&Policy::default()))
+}
+
+/// A thousand rounds are more than all that is asked of the lane here takes.
+pub fn until_done(all: usize, mut round: impl FnMut() -> usize) {
+    assert!((0..1000).any(|_| round() == all), "the lane goes on");
 }
 
 impl Guest {
@@ -397,6 +403,55 @@ fn a_long_message_to_many_sinks_is_given_out_over_many_rounds_and_holds_up_nobod
     for sink in sinks {
         assert_eq!(crowd.waiting(sink), 1);
     }
+}
+
+#[test]
+fn a_sink_that_holds_very_many_messages_is_closed_over_several_rounds() {
+    const HELD: u32 = 4096;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut reader = house.guest(1, 64 << 20, &no_limits());
+    let (many, one) = (reader.sink(5, HELD), reader.sink(6, 4));
+    let mut writer = house.guest(1, 1 << 20, &no_limits());
+    let sources = [5, 6].map(|channel| writer.source(channel));
+    house.settle();
+    for chunk in 0..HELD {
+        assert!(writer.emit(sources[0], chunk % 64, 3));
+        until_done(1, || {
+            house.lane.poll();
+            writer.completed(sources[0]).len()
+        });
+    }
+    assert!(writer.emit(sources[1], 64, 3));
+    until_done(1, || {
+        house.lane.poll();
+        reader.waiting(one) as usize
+    });
+    let held = |house: &House| {
+        let session = house.lane.by_session[&reader.id];
+        let session = house.lane.state.tenants.sessions.get(session);
+        session.expect("there").received_bytes()
+    };
+    assert_eq!(held(&house), (HELD as usize + 1) * takt_shm::CHUNK);
+    let close = |house: &House, sink| {
+        let session = reader.id;
+        house.handle.send(Command::CloseSink { session, sink });
+    };
+    close(&house, one);
+    house.lane.poll();
+    let looks = house.lane.state.looks;
+    assert!(looks < 64, "{looks} looks for one message");
+    assert_eq!(held(&house), HELD as usize * takt_shm::CHUNK);
+    close(&house, many);
+    let mut rounds = 0;
+    while house.lane.mailbox.full.load(Ordering::Acquire) {
+        house.lane.poll();
+        let looks = house.lane.state.looks;
+        assert!(looks <= MOST_LOOKS + 64, "{looks} looks in a round");
+        rounds += 1;
+    }
+    assert!(rounds > 1);
+    assert!(house.lane.state.closing.is_empty());
+    assert_eq!(held(&house), 0);
 }
 
 #[test]
