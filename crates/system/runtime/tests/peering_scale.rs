@@ -133,6 +133,11 @@ impl Site {
             self.cost.cpu += cpu().saturating_sub(before);
         }
         for change in effects.changes {
+            if let Change::Silent { peer } = &change
+                && node == 0
+            {
+                self.told.entry(*peer).or_default().clear();
+            }
             let Change::Subscriptions { peer, add, remove } = change else {
                 continue;
             };

@@ -43,6 +43,8 @@ pub struct Routes {
 /// How long the last datagrams of a peer that has said goodbye are taken: that has come by the kernel's socket, and what
 /// comes by another technology may be behind it.
 const LAST_DATAGRAMS: Duration = Duration::from_secs(1);
+/// Subscriptions that a lane is told of at a time: it carries out each command in one go.
+const MOST_CHANGES: usize = 128;
 /// Peers whose last datagrams are waited for, at most.
 const MOST_LEAVING: usize = 256;
 
@@ -183,10 +185,7 @@ impl Routes {
                 };
                 self.unknown.remove(&peer);
                 let gone = std::mem::take(&mut routes.lanes);
-                self.wanted_by.retain(|_, peers| {
-                    peers.remove(&peer);
-                    !peers.is_empty()
-                });
+                self.want_nothing(peer);
                 if clean {
                     self.leave(peer, gone, lanes, now)
                 } else {
@@ -200,10 +199,31 @@ impl Routes {
                 }
                 self.subscriptions(peer, &add, &remove, lanes)
             }
+            Change::Silent { peer } => {
+                self.want_nothing(peer);
+                if let Some(unknown) = self.unknown.get_mut(&peer) {
+                    // The lanes have not been told.
+                    unknown.wishes.clear();
+                    return Vec::new();
+                }
+                let routes = self.peers.get(&peer);
+                let remotes = routes.map_or(&[][..], |routes| &routes.lanes);
+                each(lanes, remotes.iter(), |_, &(remote, _)| {
+                    Command::WantNothing { remote }
+                })
+            }
             Change::Failed { peer, datapaths } => self.standings(peer, &datapaths, lanes),
             Change::Progress { peer, sources } => self.progress(peer, &sources, lanes),
             Change::Keys { peer, change } => self.keys(peer, change, lanes),
         }
+    }
+
+    /// No channel is wanted by a peer any more.
+    fn want_nothing(&mut self, peer: SocketAddr) {
+        self.wanted_by.retain(|_, peers| {
+            peers.remove(&peer);
+            !peers.is_empty()
+        });
     }
 
     /// No more messages are sent to lanes of a peer that has said goodbye, and what they have sent is still taken for a while.
@@ -430,11 +450,19 @@ impl Routes {
                 }
             }
         }
-        each(lanes, changed.iter(), |_, (&lane, (add, remove))| {
+        // What is wanted no more first: it may be wanted again, from the beginning.
+        let parts = changed.iter().flat_map(|(&lane, (add, remove))| {
+            let remove = remove.chunks(MOST_CHANGES).map(|part| (&[][..], part));
+            let add = add.chunks(MOST_CHANGES).map(|part| (part, &[][..]));
+            remove
+                .chain(add)
+                .map(move |(add, remove)| (lane, add, remove))
+        });
+        each(lanes, parts, |_, (lane, add, remove)| {
             Command::Subscriptions {
                 remote: routes.lanes[usize::from(lane)].0,
-                add: add.clone(),
-                remove: remove.clone(),
+                add: add.to_vec(),
+                remove: remove.to_vec(),
             }
         })
     }
@@ -767,6 +795,36 @@ mod tests {
         hearing.comes(78, now);
         hearing.goes(false, now);
         assert!(!hearing.hears(78));
+    }
+
+    #[test]
+    fn a_lane_is_told_of_few_subscriptions_at_a_time_and_at_once_that_there_are_none() {
+        const WANTED: u64 = 1000;
+        let mut hearing = Hearing::new();
+        let now = Duration::from_secs(10);
+        hearing.comes(77, now);
+        let peer = PEER.parse().expect("an address");
+        let entries = |from| (from..from + WANTED).map(|channel| Subscription { channel, lane: 0 });
+        let change = Change::Subscriptions {
+            peer,
+            add: entries(WANTED / 2).collect(),
+            remove: entries(0).collect(),
+        };
+        let mut told: Vec<u64> = (0..WANTED).collect();
+        for (_, command) in hearing.routes.change(change, &hearing.lanes, now) {
+            let Command::Subscriptions { add, remove, .. } = command else {
+                panic!("another command");
+            };
+            assert!(add.len() + remove.len() <= MOST_CHANGES);
+            told.retain(|channel| !remove.contains(channel));
+            told.extend(add);
+        }
+        // What is no more wanted, and wanted again.
+        assert_eq!(told, Vec::from_iter(WANTED / 2..3 * WANTED / 2));
+        let change = Change::Silent { peer };
+        let commands = hearing.routes.change(change, &hearing.lanes, now);
+        assert!(matches!(commands[..], [(0, Command::WantNothing { .. })]));
+        assert!(hearing.routes.wanted_by.is_empty());
     }
 
     #[test]

@@ -11,8 +11,8 @@ use super::remote::Remote;
 const MOST_COMMANDS: usize = 64;
 /// Sources, sinks, rings and messages that are looked at for them in a round: no more is begun after that.
 pub(super) const MOST_LOOKS: usize = 16 << 10;
-/// Rounds in which the last datagrams of a peer that leaves are taken.
-const LAST_ROUNDS: usize = 64;
+/// Of that, what goes to what earlier commands have left to be done, first.
+const MOST_LEFT: usize = MOST_LOOKS / 2;
 
 impl Lane {
     #[cold]
@@ -20,7 +20,8 @@ impl Lane {
         let asked = self.mailbox.asked.load(Ordering::Relaxed);
         self.mailbox.answered.store(asked, Ordering::Relaxed);
         self.state.looks = 0;
-        self.let_go_of_sinks();
+        self.let_go_of_sinks(MOST_LEFT / 2);
+        self.let_go_of_channels(MOST_LEFT);
         let mut more = true;
         for _ in 0..MOST_COMMANDS {
             if self.state.looks >= MOST_LOOKS {
@@ -34,7 +35,9 @@ impl Lane {
             self.mailbox.done.fetch_add(1, Ordering::Release); // Partner: `LaneHandle::done`.
         }
         self.state.count_again(MOST_LOOKS);
-        if more || !self.state.recounts.is_empty() || !self.state.closing.is_empty() {
+        let state = &self.state;
+        let left = !state.recounts.is_empty() || !state.closing.is_empty();
+        if more || left || !self.going.is_empty() || !self.ending.is_empty() {
             self.mailbox.full.store(true, Ordering::Relaxed);
         }
     }
@@ -106,7 +109,7 @@ impl Lane {
                     return;
                 };
                 self.remove_sink(at, sink);
-                self.let_go_of_sinks();
+                self.let_go_of_sinks(MOST_LOOKS);
             }
             Command::AddRemote {
                 id,
@@ -129,6 +132,7 @@ impl Lane {
                 self.by_remote.insert(id, at);
                 let before = self.state.by_incarnation.insert(incarnation, at);
                 self.state.same_incarnation |= before.is_some();
+                self.state.last_sender = None;
             }
             Command::Reach { remote, endpoints } => self.reach(remote, endpoints),
             Command::Standing { remote, ports } => {
@@ -138,16 +142,7 @@ impl Lane {
                 }
             }
             Command::LeaveRemote { id } => self.leave_remote(id),
-            Command::RemoveRemote { id, clean } => {
-                // Its last messages may wait at a port: take those first.
-                self.ports.iter_mut().for_each(|p| p.skipped = p.interval);
-                for _ in 0..LAST_ROUNDS {
-                    if !self.receive() {
-                        break;
-                    }
-                }
-                self.remove_remote(id, clean);
-            }
+            Command::RemoveRemote { id, clean } => self.end_remote(id, clean),
             Command::Keys { remote, keys } => self.guard(remote, |guard| guard.accept(keys)),
             Command::SendKeys { remote, number } => {
                 self.guard(remote, |guard| guard.send_under(number));
@@ -160,6 +155,7 @@ impl Lane {
                 add,
                 remove,
             } => self.subscriptions(remote, &add, &remove),
+            Command::WantNothing { remote } => self.want_nothing(remote),
             Command::Progress { remote, sources } => {
                 if let Some(&at) = self.by_remote.get(&remote) {
                     self.state.progress(at, &sources);
@@ -203,7 +199,7 @@ impl Lane {
         let Some(&leaving) = leaving else { return };
         let known = self.by_remote.iter().find(|(_, at)| **at == leaving);
         if let Some((&id, _)) = known {
-            self.remove_remote(id, true);
+            self.end_remote(id, true);
         }
     }
 }

@@ -1,15 +1,35 @@
 //! How remote lanes and the stations of networks come and go in a lane's tables, and what is sent to whom.
 
+use std::sync::atomic::Ordering;
+
 use takt_datapath::PeerHandle;
 use takt_session::layout::Outcome;
 
 use super::Lane;
+use super::commands::MOST_LOOKS;
 use super::departure::{Destination, Piece};
 use super::guard::Guard;
 use super::mailbox::RemoteEndpoint;
 use super::network::{Network, NetworkTable};
+use super::remote::Remote;
 use crate::ids::RemoteId;
 use crate::slots::{ChannelSlot, RemoteSlot};
+
+/// Looks that it counts as to enter or remove one: a channel may come into use by it, or out of use, and the control thread is told.
+pub(super) const OF_SUBSCRIPTION: usize = 64;
+/// Rounds in which the last datagrams of a peer that is gone are taken.
+const LAST_ROUNDS: u32 = 64;
+/// Remote lanes that are removed in a round.
+const MOST_ENDED: usize = 8;
+
+/// A remote lane that is gone.
+#[derive(Debug)]
+pub(super) struct Ending {
+    id: RemoteId,
+    clean: bool,
+    /// Since then.
+    rounds: u32,
+}
 
 impl Lane {
     /// The handles of a remote lane at each port.
@@ -62,16 +82,84 @@ impl Lane {
         let Some(&at) = self.by_remote.get(&id) else {
             return;
         };
-        let wanted = self.state.remotes.get_mut(at).map(|r| {
-            r.leaving = true;
-            std::mem::take(&mut r.channels)
-        });
-        for channel in wanted.into_iter().flatten() {
-            self.remove_destination(channel, at, true);
+        if let Some(remote) = self.state.remotes.get_mut(at) {
+            remote.leaving = true;
         }
+        self.want_nothing(id);
         self.withdraw(
             |piece| matches!(piece.destination, Destination::Remote { remote, .. } if remote == at),
         );
+    }
+
+    /// A remote lane has no sinks any more.
+    pub(super) fn want_nothing(&mut self, id: RemoteId) {
+        let at = self.by_remote.get(&id);
+        if let Some(remote) = at.and_then(|&at| self.state.remotes.get_mut(at)) {
+            remote.want_nothing();
+            self.going.push_back(id);
+            self.let_go_of_channels(MOST_LOOKS);
+        }
+    }
+
+    /// Takes remote lanes out of channels that they want no more, until so much was looked at in this round.
+    pub(super) fn let_go_of_channels(&mut self, most: usize) {
+        while self.state.looks < most
+            && let Some(id) = self.going.front()
+        {
+            let at = self.by_remote.get(id).copied();
+            let remote = at.and_then(|at| Some((at, self.state.remotes.get_mut(at)?)));
+            let next = remote.and_then(|(at, r)| Some((at, r.next_going()?, r)));
+            let Some((at, channel, remote)) = next else {
+                self.going.pop_front();
+                continue;
+            };
+            self.state.looks += 1;
+            // It may want it again.
+            if !remote.channels.contains(&channel) {
+                let lost = remote.leaving;
+                self.remove_destination(channel, at, lost);
+            }
+        }
+    }
+
+    /// That lane is gone: it is removed when its last messages, which may wait at a port, have been taken.
+    pub(super) fn end_remote(&mut self, id: RemoteId, clean: bool) {
+        if !self.by_remote.contains_key(&id) || self.ending.iter().any(|other| other.id == id) {
+            return;
+        }
+        self.leave_remote(id);
+        let rounds = 0;
+        self.ending.push(Ending { id, clean, rounds });
+        self.look_at_all_ports();
+    }
+
+    /// A round has taken what there was at the ports, nothing if so: removes those that have ended.
+    #[cold]
+    pub(super) fn remove_ended(&mut self, received: bool) {
+        let mut most = MOST_ENDED;
+        let mut ending = std::mem::take(&mut self.ending);
+        ending.retain_mut(|one| {
+            one.rounds += 1;
+            let at = self.by_remote.get(&one.id);
+            let remote = at.and_then(|&at| self.state.remotes.get(at));
+            let has_more = received && one.rounds < LAST_ROUNDS;
+            if most == 0 || has_more || remote.is_some_and(Remote::is_going) {
+                return true;
+            }
+            most -= 1;
+            self.remove_remote(one.id, one.clean);
+            false
+        });
+        self.ending = ending;
+        if !self.ending.is_empty() {
+            self.look_at_all_ports();
+        }
+    }
+
+    /// The next round looks at all ports, and there is one.
+    fn look_at_all_ports(&mut self) {
+        self.ports.iter_mut().for_each(|p| p.skipped = p.interval);
+        self.mailbox.full.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn remove_remote(&mut self, id: RemoteId, clean: bool) {
@@ -79,6 +167,11 @@ impl Lane {
         let Some(at) = self.by_remote.remove(&id) else {
             return;
         };
+        while let Some(remote) = self.state.remotes.get_mut(at)
+            && let Some(channel) = remote.next_going()
+        {
+            self.remove_destination(channel, at, true);
+        }
         while let Some(assembly) = self.state.reassembly.matching(|key| key.remote == at) {
             self.state.abandon(assembly);
         }
@@ -161,10 +254,18 @@ impl Lane {
         };
         for &id in add {
             let index = self.open_channel(id);
-            if let Some(remote) = self.state.remotes.get_mut(at)
-                && remote.channels.insert(index)
-                && let Some(channel) = self.state.channels.get_mut(index)
-            {
+            self.state.looks += OF_SUBSCRIPTION;
+            let Some(remote) = self.state.remotes.get_mut(at) else {
+                return;
+            };
+            if !remote.channels.insert(index) {
+                continue;
+            }
+            if remote.is_going() {
+                // It may be entered there for what it wanted before.
+                self.take_destination_out(index, at, false);
+            }
+            if let Some(channel) = self.state.channels.get_mut(index) {
                 channel.destinations.push(at);
                 self.state.listener_came(index, None);
                 self.reliable_destination(index, at);
@@ -187,13 +288,19 @@ impl Lane {
         remote: RemoteSlot,
         lost: bool,
     ) {
+        self.take_destination_out(index, remote, lost);
+        self.close_channel_if_unused(index);
+    }
+
+    fn take_destination_out(&mut self, index: ChannelSlot, remote: RemoteSlot, lost: bool) {
         self.no_reliable_destination(index, remote, lost);
+        self.state.looks += OF_SUBSCRIPTION;
         if let Some(channel) = self.state.channels.get_mut(index) {
+            self.state.looks += channel.destinations.len();
             channel
                 .destinations
                 .retain(|&destination| destination != remote);
         }
         self.state.listeners_went(index);
-        self.close_channel_if_unused(index);
     }
 }

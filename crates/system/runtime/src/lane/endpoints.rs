@@ -8,7 +8,6 @@ use takt_session::layout::{SinkBlock, SourceBlock};
 use takt_session::{ChannelId, ErrorCode, Failure, Reliability, SinkMode};
 
 use super::Lane;
-use super::commands::MOST_LOOKS;
 use super::mailbox::{Event, SourceTarget};
 use super::parking::FIRST_BELL;
 use super::remote::Carrier;
@@ -340,9 +339,9 @@ impl Lane {
         self.close_channel_if_unused(removed.channel);
     }
 
-    /// Lets go of what closed sinks hold, as far as a round goes. Each is closed, and its number free, when it holds nothing.
-    pub(super) fn let_go_of_sinks(&mut self) {
-        while self.state.looks < MOST_LOOKS
+    /// Lets go of what closed sinks hold, until so much was looked at in this round. Each is closed, and its number free, when it holds nothing.
+    pub(super) fn let_go_of_sinks(&mut self, most: usize) {
+        while self.state.looks < most
             && let Some(&Closing {
                 session: id,
                 sink,
@@ -354,7 +353,7 @@ impl Lane {
             let session = at.and_then(|at| self.state.tenants.sessions.get_mut(at));
             // That of a session that has ended went with it.
             let all_gone = session.map(|session| {
-                let most = MOST_LOOKS.saturating_sub(self.state.looks) / OF_MESSAGE + 1;
+                let most = most.saturating_sub(self.state.looks) / OF_MESSAGE + 1;
                 let (gone, all) = session.let_go(sink, keep, most);
                 self.state.looks += gone * OF_MESSAGE;
                 all

@@ -125,6 +125,8 @@ pub enum Command {
         add: Vec<u64>,
         remove: Vec<u64>,
     },
+    /// A remote lane has sinks on no channel any more.
+    WantNothing { remote: RemoteId },
     /// How far the sources of a remote lane are.
     Progress {
         remote: RemoteId,

@@ -39,7 +39,7 @@ mod tenants;
 pub(crate) mod tests;
 mod track;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,6 +55,7 @@ use crate::delays::DelayCounters;
 use crate::ids::{RemoteId, SessionId};
 use crate::slots::{RemoteSlot, SessionSlot};
 use departure::WakeMargin;
+use destinations::Ending;
 pub use guard::LaneKeys;
 use ingress::Recipient;
 use mailbox::Mailbox;
@@ -89,6 +90,10 @@ pub struct Lane {
     state: State,
     by_session: HashMap<SessionId, SessionSlot>,
     by_remote: HashMap<RemoteId, RemoteSlot>,
+    /// Remote lanes that are still entered at channels that they want no more, in their order.
+    going: VecDeque<RemoteId>,
+    /// Those that are gone, and whose last messages are taken.
+    ending: Vec<Ending>,
     commands: Receiver<Command>,
     mailbox: Arc<Mailbox>,
     events: EventSender,
@@ -138,6 +143,8 @@ impl Lane {
             state: State::new(incarnation, label, limits, clock, counters, mailbox.clone()),
             by_session: HashMap::new(),
             by_remote: HashMap::new(),
+            going: VecDeque::new(),
+            ending: Vec::new(),
             commands,
             mailbox,
             events,
@@ -177,6 +184,9 @@ impl Lane {
             }
         }
         let mut worked = self.receive();
+        if !self.ending.is_empty() {
+            self.remove_ended(worked);
+        }
         worked |= self.state.recover(&mut self.ports);
         // What is to leave at an instant goes before what is taken now.
         worked |= self.state.depart(&mut self.ports);

@@ -1,6 +1,6 @@
 //! Lanes of other nodes, and of this node's other lanes: where to send, and the datagrams being filled.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, hash_set};
 use std::net::IpAddr;
 
 use takt_datapath::{Frame, PeerHandle, Port, ReserveError};
@@ -40,6 +40,8 @@ pub struct Remote {
     takes: Vec<usize>,
     /// Channels on which it has sinks: indices into this lane's channels.
     pub channels: HashSet<ChannelSlot>,
+    /// Those on which it has none any more, all at once: it is still entered there.
+    going: Vec<hash_set::IntoIter<ChannelSlot>>,
     /// It has said goodbye: no message is sent to it any more.
     pub leaving: bool,
     /// Per port: the datagram being filled.
@@ -204,6 +206,7 @@ impl Remote {
             standings: Vec::new(),
             takes,
             channels: HashSet::new(),
+            going: Vec::new(),
             leaving: false,
             open,
             listed,
@@ -245,6 +248,30 @@ impl Remote {
             .or_else(|| Some(usual).filter(|&at| fragmented(at, ports)))
             .or_else(|| { all }.find(|&at| reached(at, ports) && fragmented(at, ports)));
         Some(takes.unwrap_or(usual))
+    }
+
+    /// It has no sinks any more. It is taken out of their channels [one by one](Self::next_going).
+    pub fn want_nothing(&mut self) {
+        if !self.channels.is_empty() {
+            self.going
+                .push(std::mem::take(&mut self.channels).into_iter());
+        }
+    }
+
+    /// Another channel that it may still be entered at.
+    pub fn next_going(&mut self) -> Option<ChannelSlot> {
+        loop {
+            let channel = self.going.last_mut()?.next();
+            if channel.is_some() {
+                return channel;
+            }
+            self.going.pop();
+        }
+    }
+
+    /// Whether there may be others.
+    pub fn is_going(&self) -> bool {
+        !self.going.is_empty()
     }
 
     /// Its first address.

@@ -28,7 +28,9 @@ use crate::counters::{DepartureCounters, NetworkCounters};
 use crate::ids::{RemoteId, SessionId};
 use crate::policy::{Policy, Rates};
 
+use super::commands::MOST_LOOKS;
 use super::departure::{DEVICE_LEAD_NS, ScheduleChange};
+use super::destinations::OF_SUBSCRIPTION;
 use super::network::{NetworkTable, Owner, Place};
 use super::remote::Remote;
 use super::session::{LaneSession, SessionParts};
@@ -1009,4 +1011,92 @@ fn a_message_under_way_is_given_up_when_the_mtu_shrinks() {
         assert!(length(&parts) < LONG);
         assert_eq!(outcome, Outcome::Unreachable as u32);
     }
+}
+
+#[test]
+fn a_peer_that_wants_very_many_channels_comes_and_goes_over_many_rounds() {
+    const CHANNELS: usize = 2000;
+    const AGAIN: usize = 10;
+    // What a command may look at beyond what a round is for.
+    const OF_ONE: usize = 2 * 128 * OF_SUBSCRIPTION;
+    const LEAST: usize = CHANNELS * OF_SUBSCRIPTION / MOST_LOOKS / 2;
+    let mut scene = Scene::new();
+    scene.add_reader(Vec::new());
+    scene.lane.poll();
+    let remote = RemoteId(7);
+    let all: Vec<u64> = (100..).take(CHANNELS).collect();
+    let want = |scene: &Scene, channels: &[u64]| {
+        for part in channels.chunks(128) {
+            let (add, remove) = (part.to_vec(), Vec::new());
+            let wanted = Command::Subscriptions {
+                remote,
+                add,
+                remove,
+            };
+            scene.handle.send(wanted);
+        }
+    };
+    let rounds = |scene: &mut Scene| {
+        let mut rounds = 0;
+        while scene.lane.mailbox.full.load(Ordering::Acquire) {
+            scene.lane.poll();
+            let looks = scene.lane.state.looks;
+            assert!(looks <= MOST_LOOKS + OF_ONE, "{looks} looks in a round");
+            rounds += 1;
+        }
+        rounds
+    };
+    let entered = |scene: &Scene| -> usize {
+        let channels = &scene.lane.state.channels;
+        let found = all.iter().filter_map(|id| channels.find(*id));
+        let found = found.filter_map(|at| channels.get(at));
+        found.map(|channel| channel.destinations.len()).sum()
+    };
+    want(&scene, &all);
+    assert!(rounds(&mut scene) >= LEAST);
+    assert_eq!(entered(&scene), CHANNELS);
+    scene.handle.send(Command::WantNothing { remote });
+    scene.lane.poll();
+    assert!((1..CHANNELS).contains(&entered(&scene)), "a part at a time");
+    // Some are wanted again by then, and once.
+    want(&scene, &all[..AGAIN]);
+    assert!(rounds(&mut scene) >= LEAST);
+    assert_eq!(entered(&scene), AGAIN);
+    want(&scene, &all);
+    rounds(&mut scene);
+    assert_eq!(entered(&scene), CHANNELS);
+    let (id, clean) = (remote, false);
+    scene.handle.send(Command::RemoveRemote { id, clean });
+    scene.lane.poll();
+    assert!(scene.lane.by_remote.contains_key(&remote));
+    assert!(rounds(&mut scene) >= LEAST);
+    assert_eq!(entered(&scene), 0);
+    assert!(scene.lane.by_remote.is_empty());
+}
+
+#[test]
+fn the_last_messages_of_a_peer_that_is_gone_are_taken_in_ordinary_rounds() {
+    const SENT: usize = 4 * RECEIVE_BUDGET;
+    let (mut house, mut elsewhere) = fairness::House::at_network(SENT);
+    house.add_remote(7, elsewhere.as_ref());
+    house.settle();
+    let to = elsewhere.connect(house.lane.ports[0].port.local());
+    let to = to.expect("known");
+    for _ in 0..SENT {
+        let frame = elsewhere.reserve(to).expect("a frame");
+        let datagram = datagram_of(7);
+        elsewhere.payload(&frame)[..datagram.len()].copy_from_slice(&datagram);
+        elsewhere.commit(frame, datagram.len(), TrafficClass::BEST_EFFORT, None);
+        assert!(elsewhere.flush());
+    }
+    let (id, clean) = (RemoteId(7), true);
+    house.handle.send(Command::RemoveRemote { id, clean });
+    let mut taken = 0;
+    while house.lane.mailbox.full.load(Ordering::Acquire) {
+        house.lane.poll();
+        let before = std::mem::replace(&mut taken, house.lane.state.counters.read().rx_no_sink);
+        assert!(taken - before <= RECEIVE_BUDGET as u64, "in one round");
+    }
+    assert_eq!(taken, SENT as u64);
+    assert!(house.lane.by_remote.is_empty());
 }

@@ -102,6 +102,11 @@ pub enum Change {
         /// Wanted no more.
         remove: Vec<Subscription>,
     },
+    /// The peer has fallen silent: it wants nothing until it is back.
+    Silent {
+        /// The peer.
+        peer: SocketAddr,
+    },
     /// How far sources of the peer are, each with the index of its lane.
     Progress {
         /// The peer.
@@ -950,13 +955,8 @@ impl Peering {
         let address = peer.address;
         if peer.state == PeerState::Up && peer.heard.is_some_and(|heard| now >= heard + DEAD_AFTER)
         {
-            let remove: Vec<Subscription> = peer.held.entries.iter().copied().collect();
-            if !remove.is_empty() {
-                effects.changes.push(Change::Subscriptions {
-                    peer: address,
-                    add: Vec::new(),
-                    remove,
-                });
+            if !peer.held.entries.is_empty() {
+                effects.changes.push(Change::Silent { peer: address });
             }
             self.set_state(at, PeerState::Down);
         }

@@ -139,6 +139,10 @@ impl World {
                         self.routes[index].remove(&peer);
                     }
                 }
+                Change::Silent { peer } => {
+                    let known = self.routes[index].remove(&peer);
+                    assert!(known.is_some(), "it wanted nothing");
+                }
                 Change::Failed { peer, datapaths } => {
                     assert!(self.up[index].contains(&peer), "failed without lanes");
                     self.failed[index].insert(peer, datapaths);
