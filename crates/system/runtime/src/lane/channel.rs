@@ -69,12 +69,28 @@ pub struct Channels {
     table: Table<ChannelSlot, Channel>,
     by_id: HashMap<u64, ChannelSlot, foldhash::fast::RandomState>,
     next_since: u64,
-    /// Most sinks of a channel here, if those are more than a few.
-    widest: usize,
+    /// How many channels have so many sinks here, of those that have more than a few; up to the most that any has.
+    widths: Vec<u32>,
 }
 
 /// As few sinks of a channel make no difference to what is taken from a port at a time.
 const FEW: usize = 16;
+
+/// A channel has so many sinks now, and had others before. What is looked at is as much as it has lost, at most.
+fn widen(widths: &mut Vec<u32>, before: usize, now: usize) {
+    if now > FEW {
+        if widths.len() < now {
+            widths.resize(now, 0);
+        }
+        widths[now - 1] += 1;
+    }
+    if before > FEW {
+        widths[before - 1] -= 1;
+    }
+    while widths.last() == Some(&0) {
+        widths.pop();
+    }
+}
 
 impl Channels {
     /// The channel's index, if it is known.
@@ -117,9 +133,8 @@ impl Channels {
                 channel.since = self.next_since;
             }
             channel.sinks.push((session, sink));
-            if channel.sinks.len() > FEW {
-                self.widest = self.widest.max(channel.sinks.len());
-            }
+            let sinks = channel.sinks.len();
+            widen(&mut self.widths, sinks - 1, sinks);
             match channel.groups.iter_mut().find(|g| g.tenant == tenant) {
                 Some(group) => group.sinks.push((session, sink)),
                 None => channel.groups.push(Group {
@@ -147,17 +162,14 @@ impl Channels {
             !group.sinks.is_empty()
         });
         let empty = channel.sinks.is_empty();
-        if before == self.widest && before > FEW {
-            let all = self.table.iter().map(|(_, channel)| channel.sinks.len());
-            self.widest = all.max().filter(|most| *most > FEW).unwrap_or(0);
-        }
+        widen(&mut self.widths, before, channel.sinks.len());
         empty
     }
 
     /// What a short message may cost that is received, at most.
     #[inline]
     pub fn widest_cost(&self) -> i64 {
-        fair::MESSAGE + self.widest as i64 * fair::COPY
+        fair::MESSAGE + self.widths.len() as i64 * fair::COPY
     }
 
     /// Removes the channel if nobody uses it; returns its number then.
@@ -180,5 +192,40 @@ impl Channels {
     #[inline]
     pub fn get_mut(&mut self, at: ChannelSlot) -> Option<&mut Channel> {
         self.table.get_mut(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_widest_channel_is_known_whoever_comes_and_goes(
+            acts in proptest::collection::vec((0usize..3, any::<bool>(), 1usize..30), 0..60),
+        ) {
+            let mut channels = Channels::default();
+            let known = [5, 6, 7].map(|id| channels.open(id).0);
+            let mut next = 0;
+            for (at, come, count) in acts {
+                let at = known[at];
+                if come {
+                    for _ in 0..count {
+                        channels.add_sink(at, TenantSlot(0), SessionSlot(0), SinkSlot(next));
+                        next += 1;
+                    }
+                } else {
+                    let sinks = channels.get(at).expect("there").sinks.iter();
+                    let going = Vec::from_iter(sinks.map(|(_, sink)| sink).take(count));
+                    channels.retain_sinks(at, |(_, sink)| !going.contains(sink));
+                }
+                let all = known.map(|at| channels.get(at).expect("there").sinks.len());
+                let most = all.into_iter().max().filter(|most| *most > FEW);
+                let widest = most.unwrap_or(0) as i64;
+                prop_assert_eq!(channels.widest_cost(), fair::MESSAGE + widest * fair::COPY);
+            }
+        }
     }
 }
