@@ -288,6 +288,11 @@ impl Policer {
         self.classes & 1 << class.number() != 0
     }
 
+    /// The classes, by bit, that are policed.
+    pub fn policed(&self) -> u8 {
+        self.classes
+    }
+
     /// The classes that its tenant may use, by bit.
     pub fn allowed(&self) -> u8 {
         self.allowed

@@ -71,8 +71,8 @@ pub enum Foreign {
 }
 
 impl Owner {
-    /// Whether the frame may leave. It has no frame check sequence.
-    pub fn check(&self, frame: &[u8]) -> Result<(), Foreign> {
+    /// Whether the frame may leave, with a tag of one of these priorities at most. It has no frame check sequence.
+    pub fn check(&self, frame: &[u8], priorities: u8) -> Result<(), Foreign> {
         let header = ethernet::Packet::new_checked(frame).map_err(|_| Foreign::Malformed)?;
         let packet = header.payload();
         if packet.len() > self.mtu {
@@ -85,7 +85,7 @@ impl Owner {
             return Err(Foreign::Kind);
         }
         let (ether_type, packet) = match header.ether_type() {
-            EtherType::VLAN => self.untag(packet)?,
+            EtherType::VLAN => self.untag(packet, priorities)?,
             ether_type => (ether_type, packet),
         };
         let (source, neighbour_discovery) = match ether_type {
@@ -120,12 +120,17 @@ impl Owner {
     }
 
     /// What a tag of the tenant's has behind it. A second tag is of no kind that leaves.
-    fn untag<'f>(&self, tagged: &'f [u8]) -> Result<(EtherType, &'f [u8]), Foreign> {
+    fn untag<'f>(
+        &self,
+        tagged: &'f [u8],
+        priorities: u8,
+    ) -> Result<(EtherType, &'f [u8]), Foreign> {
         let (tags, ether_type, packet) =
             vlan::parse(EtherType::VLAN, tagged).map_err(|_| Foreign::Malformed)?;
         match tags {
             VlanTags::Single(tag)
-                if self.vlans.contains(&tag.id()) && self.classes >> tag.priority() & 1 == 1 =>
+                if self.vlans.contains(&tag.id())
+                    && (self.classes & priorities) >> tag.priority() & 1 == 1 =>
             {
                 Ok((ether_type, packet))
             }
@@ -401,7 +406,7 @@ impl Network {
         &self,
         space: &mut [u8],
         frame: SharedSlice<'_>,
-        owner: &Owner,
+        (owner, priorities): (&Owner, u8),
         class: TrafficClass,
         (at, exit): (usize, &Exit),
     ) -> Result<usize, Foreign> {
@@ -409,7 +414,7 @@ impl Network {
         let end = start + frame.len();
         let inner = space.get_mut(start..end).ok_or(Foreign::Malformed)?;
         frame.read_into(0, inner).map_err(|_| Foreign::Malformed)?;
-        owner.check(inner)?;
+        owner.check(inner, priorities)?;
         let to = ethernet::Packet::new_checked(&*inner).map_err(|_| Foreign::Malformed)?;
         if self.routers.contains(&to.destination()) {
             // Looked up on the copy, which is what leaves, and as the route is now.
@@ -579,7 +584,7 @@ impl State {
                         peer,
                         lane_port,
                         frame,
-                        owner,
+                        (owner, session.tag_priorities(&descriptor)),
                         &descriptor,
                         None,
                     );
@@ -631,6 +636,7 @@ impl State {
         let peer = exit.via.get(at).copied().flatten();
         let kept = peer.is_some_and(|peer| lane_port.keeps(peer, class_of(descriptor)));
         let launch = kept.then_some(start);
+        let priorities = session.tag_priorities(descriptor);
         let put = |lane_port: &mut LanePort| {
             put(
                 network,
@@ -638,7 +644,7 @@ impl State {
                 peer,
                 lane_port,
                 frame,
-                owner,
+                (owner, priorities),
                 descriptor,
                 launch,
             )
@@ -665,7 +671,7 @@ fn put(
     peer: Option<PeerHandle>,
     lane_port: &mut LanePort,
     frame: SharedSlice<'_>,
-    owner: &Owner,
+    owner: (&Owner, u8),
     descriptor: &TxDescriptor,
     launch_time: Option<TaiTime>,
 ) -> Result<(), Put> {
@@ -710,6 +716,7 @@ mod tests {
     use super::*;
 
     const MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+    const ANY: u8 = 0xff;
 
     fn owner() -> Owner {
         Owner {
@@ -767,46 +774,56 @@ mod tests {
             (tagged(100, 5, &allowed[0]), Foreign::Kind),
         ];
         for inner in &allowed {
-            assert_eq!(owner.check(inner), Ok(()));
+            assert_eq!(owner.check(inner, ANY), Ok(()));
             for (id, priority) in [(100, 5), (100, 0), (0, 5)] {
-                assert_eq!(owner.check(&tagged(id, priority, inner)), Ok(()));
+                assert_eq!(owner.check(&tagged(id, priority, inner), ANY), Ok(()));
             }
             for (id, priority) in [(100, 1), (99, 5), (1, 0), (4094, 0)] {
                 assert_eq!(
-                    owner.check(&tagged(id, priority, inner)),
+                    owner.check(&tagged(id, priority, inner), ANY),
                     Err(Foreign::Kind)
                 );
             }
+            // Of a class that is policed, and that the frame is not of.
+            for (id, priority) in [(100, 5), (0, 5)] {
+                let tagged = tagged(id, priority, inner);
+                assert_eq!(owner.check(&tagged, !(1 << 5)), Err(Foreign::Kind));
+                assert_eq!(owner.check(&tagged, 1 << 5), Ok(()));
+            }
             assert_eq!(
-                owner.check(&tagged(4095, 5, inner)),
+                owner.check(&tagged(4095, 5, inner), ANY),
                 Err(Foreign::Malformed)
             );
             let none = Owner {
                 vlans: Vec::new(),
                 ..self::owner()
             };
-            assert_eq!(none.check(&tagged(100, 5, inner)), Err(Foreign::Kind));
+            assert_eq!(none.check(&tagged(100, 5, inner), ANY), Err(Foreign::Kind));
             let mut service = tagged(100, 5, inner);
             service[ADDRESSES..ADDRESSES + 2].copy_from_slice(&0x88a8u16.to_be_bytes());
-            assert_eq!(owner.check(&service), Err(Foreign::Kind));
+            assert_eq!(owner.check(&service, ANY), Err(Foreign::Kind));
         }
         for (inner, why) in refused {
-            assert_eq!(owner.check(&tagged(100, 5, &inner)), Err(why), "{inner:x?}");
+            assert_eq!(
+                owner.check(&tagged(100, 5, &inner), ANY),
+                Err(why),
+                "{inner:x?}"
+            );
         }
         // Of the packet, the addresses are looked at behind the tag as they are without one.
         let mut foreign = tagged(100, 5, &v6(17, 0));
         foreign[ADDRESSES + 4 + 2 + 8 + 15] ^= 1;
-        assert_eq!(owner.check(&foreign), Err(Foreign::Source));
+        assert_eq!(owner.check(&foreign, ANY), Err(Foreign::Source));
         for length in ADDRESSES + 2..ADDRESSES + 6 {
             let cut = &tagged(100, 5, &allowed[1])[..length];
-            assert_eq!(owner.check(cut), Err(Foreign::Malformed), "{length}");
+            assert_eq!(owner.check(cut, ANY), Err(Foreign::Malformed), "{length}");
         }
         // The tag is a part of the packet.
         let longest = frame(0x22f0, &[0; 1446]);
-        assert_eq!(owner.check(&tagged(100, 5, &longest)), Ok(()));
+        assert_eq!(owner.check(&tagged(100, 5, &longest), ANY), Ok(()));
         let longer = frame(0x22f0, &[0; 1447]);
         assert_eq!(
-            owner.check(&tagged(100, 5, &longer)),
+            owner.check(&tagged(100, 5, &longer), ANY),
             Err(Foreign::Malformed)
         );
     }
@@ -815,17 +832,26 @@ mod tests {
     fn nobody_speaks_for_others() {
         let owner = owner();
         // UDP and echo requests may leave; neighbour discovery, and what could hide it, may not.
-        assert_eq!(owner.check(&v6(17, 0)), Ok(()));
-        assert_eq!(owner.check(&v6(58, 128)), Ok(()));
+        assert_eq!(owner.check(&v6(17, 0), ANY), Ok(()));
+        assert_eq!(owner.check(&v6(58, 128), ANY), Ok(()));
         for kind in NEIGHBOUR_DISCOVERY {
-            assert_eq!(owner.check(&v6(58, kind)), Err(Foreign::Kind));
+            assert_eq!(owner.check(&v6(58, kind), ANY), Err(Foreign::Kind));
         }
         for extension in EXTENSIONS {
-            assert_eq!(owner.check(&v6(extension, 0)), Err(Foreign::Kind));
+            assert_eq!(owner.check(&v6(extension, 0), ANY), Err(Foreign::Kind));
         }
-        assert_eq!(owner.check(&frame(0x0806, &[0; 28])), Err(Foreign::Kind));
-        assert_eq!(owner.check(&frame(0x8100, &[0; 28])), Err(Foreign::Kind));
-        assert_eq!(owner.check(&frame(0x88a8, &[0; 28])), Err(Foreign::Kind));
+        assert_eq!(
+            owner.check(&frame(0x0806, &[0; 28]), ANY),
+            Err(Foreign::Kind)
+        );
+        assert_eq!(
+            owner.check(&frame(0x8100, &[0; 28]), ANY),
+            Err(Foreign::Kind)
+        );
+        assert_eq!(
+            owner.check(&frame(0x88a8, &[0; 28]), ANY),
+            Err(Foreign::Kind)
+        );
     }
 
     #[test]
@@ -836,12 +862,12 @@ mod tests {
             0x8808, 0x8809, 0x888e, 0x88cc, 0x88e5, 0x88f5, 0x88f6, 0x88f7, 0x8902, 0x9100, 0x9200,
             0x88e7, 0x893f, 0x0026, 0x05ff,
         ] {
-            assert_eq!(owner.check(&frame(kind, &[0; 46])), Err(Foreign::Kind));
+            assert_eq!(owner.check(&frame(kind, &[0; 46]), ANY), Err(Foreign::Kind));
         }
         // Audio was allowed, what nobody has thought of was not.
-        assert_eq!(owner.check(&frame(0x22f0, &[0; 28])), Ok(()));
+        assert_eq!(owner.check(&frame(0x22f0, &[0; 28]), ANY), Ok(()));
         for kind in [0x0600, 0x0842, 0x88a4, 0x8892, 0x88ba, 0x8863, 0xffff] {
-            assert_eq!(owner.check(&frame(kind, &[0; 46])), Err(Foreign::Kind));
+            assert_eq!(owner.check(&frame(kind, &[0; 46]), ANY), Err(Foreign::Kind));
         }
         // To a bridge's or link's own address nothing goes, however honest it looks.
         let mut packet = v6(17, 0);
@@ -852,7 +878,7 @@ mod tests {
             } else {
                 Ok(())
             };
-            assert_eq!(owner.check(&packet), expected, "{last:#x}");
+            assert_eq!(owner.check(&packet, ANY), expected, "{last:#x}");
         }
     }
 
@@ -868,7 +894,7 @@ mod tests {
                 let ether_type: u16 = [0x0800, 0x86dd, 0x22f0][usize::from(plausible) - 1];
                 bytes[12..14].copy_from_slice(&ether_type.to_be_bytes());
             }
-            if owner().check(&bytes).is_ok() {
+            if owner().check(&bytes, ANY).is_ok() {
                 prop_assert_eq!(&bytes[6..12], &MAC.0);
                 match u16::from_be_bytes([bytes[12], bytes[13]]) {
                     0x0800 => prop_assert_eq!(&bytes[26..30], &[10, 0, 0, 1]),
@@ -915,7 +941,7 @@ mod tests {
             let class = TrafficClass::new(class).expect("a class");
             let mut space = [0xee; 2048];
             let length = network
-                .write(&mut space, shared, &owner(), class, (0, &exit))
+                .write(&mut space, shared, (&owner(), ANY), class, (0, &exit))
                 .expect("the tenant's");
             let left = &space[..length];
             match carrier {
@@ -934,7 +960,7 @@ mod tests {
                 }
             }
             // Too little room is an error, not a panic.
-            let short = network.write(&mut [0; 10], shared, &owner(), class, (0, &exit));
+            let short = network.write(&mut [0; 10], shared, (&owner(), ANY), class, (0, &exit));
             prop_assert!(short.is_err());
         }
     }

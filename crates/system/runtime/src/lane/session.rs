@@ -808,6 +808,13 @@ impl LaneSession {
         self.policer.polices(class_of(descriptor))
     }
 
+    /// The priorities, by bit, that a tag in a frame of a message may have: none of a class that is policed, unless the message is of
+    /// that class and was policed as such.
+    #[inline]
+    pub fn tag_priorities(&self, descriptor: &TxDescriptor) -> u8 {
+        !self.policer.policed() | 1 << class_of(descriptor).number()
+    }
+
     /// What it sends is held to its tenant's streams as they are now. It may use classes that the tenant has got; those that were
     /// taken away are the policer's.
     pub fn take_policer(&mut self, policer: Arc<Policer>) {

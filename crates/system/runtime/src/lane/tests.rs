@@ -410,6 +410,110 @@ fn a_frame_is_not_given_up_while_the_way_that_its_program_was_told_of_is_in_the_
 }
 
 #[test]
+fn a_tag_makes_no_frame_one_of_a_class_whose_streams_are_declared() {
+    let network = MemoryNetwork::new(MemoryNetworkConfig::default());
+    let elsewhere = open(&network, "192.0.2.2:1");
+    let port = open(&network, "192.0.2.1:1");
+    let port = LanePort::new(
+        MemoryNetwork::KIND,
+        port,
+        false,
+        Arc::default(),
+        None,
+        false,
+    );
+    let mut scene = Scene::with(vec![port], Arc::new(SystemTai));
+    let mac = MacAddress([2, 0, 0, 0, 0, 1]);
+    let counters = Arc::new(NetworkCounters::default());
+    let table = NetworkTable {
+        carrier: crate::config::Carrier::Vxlan {
+            id: takt_wire::vxlan::NetworkId::new(7).expect("a number"),
+            port: elsewhere.local().port(),
+        },
+        stations: Vec::new(),
+        others: vec![Place::Tunnel(elsewhere.local().ip())],
+        ports: Vec::new(),
+        homes: Vec::new(),
+        siblings: Vec::new(),
+        routers: Vec::new(),
+        counters: counters.clone(),
+    };
+    scene.handle.send(Command::Network { network: 0, table });
+    let owner = Owner {
+        network: 0,
+        mac,
+        addresses: Vec::new(),
+        mtu: 1300,
+        ether_types: vec![takt_wire::ethernet::EtherType(0x22f0)],
+        vlans: vec![0],
+        classes: 1 << 0 | 1 << 5,
+    };
+    scene.handle.send(Command::AddSource {
+        session: SESSION,
+        source: SourceSlot(0),
+        block: scene.source,
+        target: SourceTarget::Network(Arc::new(owner)),
+        carrier: Carrier::any(0),
+        number: 0,
+        first: 0,
+        reliability: Default::default(),
+    });
+    scene.lane.poll();
+    let map = ArenaMap {
+        ring_bytes: 1 << 20,
+        tx_bytes: 1 << 16,
+        rx_bytes: 1 << 16,
+    };
+    let mut tx = scene.tx(0);
+    let mut chunk = 0;
+    let mut emit = |scene: &mut Scene, class: u8, priority: u8| {
+        let mut frame = vec![2, 0, 0, 0, 0, 9];
+        frame.extend(mac.0);
+        frame.extend([0x81, 0, priority << 5, 0, 0x22, 0xf0]);
+        frame.resize(60, 0);
+        let place = map.tx_offset() + chunk as usize * takt_shm::CHUNK;
+        let place = scene.arena.slice(place, frame.len()).expect("within");
+        place.write_from(0, &frame).expect("as long");
+        let descriptor = TxDescriptor {
+            chunk,
+            length: frame.len() as u32,
+            class,
+            ..TxDescriptor::default()
+        };
+        chunk += 1;
+        assert!(tx.push(descriptor).expect("a sane ring"));
+        scene.bell.ring();
+        while scene.lane.poll() {}
+        let read = counters.read();
+        (read.sent, read.refused)
+    };
+    assert_eq!(emit(&mut scene, 0, 5), (1, 0), "nothing is declared");
+    let stream = crate::policing::DeclaredStream {
+        name: "axis".into(),
+        flow: crate::policing::Flow::Channel(CHANNEL),
+        talker: takt_schedule::admission::Talker {
+            priority: TrafficClass::new(5).expect("a class"),
+            period_ns: 1_000_000,
+            offset_ns: 0,
+            window_ns: 0,
+            octets: 600,
+            frames: 1,
+        },
+    };
+    let policy = Policy {
+        streams: vec![stream],
+        undeclared_streams: true,
+        ..Policy::default()
+    };
+    let policer = crate::policing::Policer::new(&policy, &Default::default());
+    scene.lane.state.tenants.police(0, &Arc::new(policer));
+    assert_eq!(emit(&mut scene, 0, 5), (1, 1), "of a class of its own");
+    assert_eq!(emit(&mut scene, 0, 0), (2, 1));
+    assert_eq!(emit(&mut scene, 5, 5), (3, 1), "policed as of its class");
+    assert_eq!(emit(&mut scene, 5, 0), (4, 1), "it leaves as others do");
+}
+
+#[test]
 fn a_lane_that_parks_looks_after_messages_that_came_meanwhile() {
     let mut scene = Scene::new();
     scene.add_sink();
