@@ -371,7 +371,7 @@ impl Lane {
     fn now_and_then(&mut self) {
         self.publish();
         if self.tick.is_multiple_of(REST_EVERY) {
-            let now_ns = self.state.round.read();
+            let now_ns = self.state.round.read_steady();
             self.state.tenants.rest(now_ns);
         }
         if self.state.tenants.has_idle() {

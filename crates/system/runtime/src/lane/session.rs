@@ -444,7 +444,7 @@ pub struct LaneSession {
     pub watched: bool,
     /// It has rung since the lane last looked which sessions are idle.
     pub rang: bool,
-    /// When it had rung, as far as is known.
+    /// When it had rung, as far as is known, by the time that is never stepped.
     pub rang_ns: i64,
     /// A source waits for room in a scheduler.
     pub held: bool,

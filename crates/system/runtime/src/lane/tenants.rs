@@ -308,7 +308,7 @@ impl Tenants {
         self.watched.len() < self.sessions.len()
     }
 
-    /// Watches sessions no more that have not rung for long: from then on they ring as if the lane were parked.
+    /// Watches sessions no more that have not rung for long, by the time that is never stepped: from then on they ring as if the lane were parked.
     /// Rounds cost as much as there are sessions at work, not as there are sessions.
     pub fn rest(&mut self, now_ns: i64) {
         let (sessions, list, turns) = (&mut self.sessions, &mut self.list, &mut self.turns);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use takt_clock::SystemTai;
+use takt_clock::{SteppedClock, SystemTai};
 use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath::{
     ConnectError, Datagram, Datapath, Frame, PeerHandle, Port, PortCounters, PortRequest,
@@ -609,6 +609,45 @@ fn sessions_that_do_nothing_are_not_looked_at_and_are_heard_when_they_ring() {
         .send(Command::RemoveSession(SessionId(SESSION.0 + 1)));
     scene.lane.poll();
     assert_eq!(watched(&scene), 250);
+}
+
+#[test]
+fn sessions_that_do_nothing_are_not_looked_at_whatever_the_clock_is_stepped_by() {
+    for step in [-3_600_000_000_000, 3_600_000_000_000] {
+        let steady = Arc::new(Steps(AtomicI64::new(0)));
+        let clock = Arc::new(SteppedClock::new(Shared(steady.clone())));
+        let mut scene = Scene::with(Vec::new(), clock.clone());
+        let sessions: Vec<LaneBell> = (0..50)
+            .map(|at| {
+                let (session, bell) = idle_session(SESSION.0 + 1 + at);
+                scene.handle.send(Command::AddSession(Box::new(session)));
+                scene.lane.poll();
+                bell
+            })
+            .collect();
+        let watched = |scene: &mut Scene| {
+            for _ in 0..REST_EVERY {
+                scene.lane.poll();
+            }
+            scene.lane.state.tenants.watched()
+        };
+        watched(&mut scene);
+        clock.step(step);
+        assert_eq!(watched(&mut scene), 51, "they may go on in a moment");
+        steady.0.fetch_add(1_000_000_000, Ordering::Relaxed);
+        assert!(watched(&mut scene) < 10);
+        drop(sessions);
+    }
+}
+
+/// A clock that others hold as well.
+#[derive(Debug)]
+struct Shared(Arc<Steps>);
+
+impl Clock for Shared {
+    fn now(&self) -> TaiTime {
+        self.0.now()
+    }
 }
 
 /// A clock that is moved by hand.
