@@ -327,6 +327,8 @@ impl Lane {
         });
         self.state.retain_reliable_targets(removed.channel, others);
         self.state.tenants.sinks_removed(at, 1);
+        let channel = self.state.channels.get(removed.channel);
+        self.state.looks += channel.map_or(0, |channel| channel.sinks.len());
         // What waited for memory of its own session may be complete now.
         self.state.tenants.wait(at);
         let channels = &mut self.state.channels;

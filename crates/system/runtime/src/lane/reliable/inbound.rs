@@ -870,7 +870,9 @@ impl State {
             let Some(source) = self.reliable.inbound.get_mut(at) else {
                 continue;
             };
+            self.looks += 1;
             for message in &mut source.messages {
+                self.looks += message.targets.len();
                 (message.targets).retain(|target| keep(target.session, target.sink));
             }
         }

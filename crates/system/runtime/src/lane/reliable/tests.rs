@@ -1643,6 +1643,31 @@ fn record(world: &mut World, source: u32, number: u32, sequence: u32, part: Opti
 }
 
 #[test]
+fn a_sink_that_closes_is_no_more_of_messages_that_wait_and_looking_for_it_there_counts() {
+    const WAITING: u32 = 60;
+    let mut world = World::new(3, Faults::default(), 1400);
+    world.hosts[2].add_app(2, 1 << 20);
+    (0..2).for_each(|app| world.hosts[2].add_sink(app));
+    let records = 0..WAITING + 1;
+    announce(&mut world, 1, CHANNEL, 7, (records, WAITING + 1, None));
+    for number in 1..=WAITING {
+        record(&mut world, 7, number, number, None);
+    }
+    let host = &mut world.hosts[2];
+    let (session, sink) = (host.apps[1].id, SinkSlot(0));
+    host.handle.send(Command::CloseSink { session, sink });
+    host.lane.poll();
+    let looks = host.lane.state.looks;
+    assert!(looks >= 2 * WAITING as usize, "{looks} looks");
+    assert_eq!(host.used(1), 0);
+    record(&mut world, 7, 0, 0, None);
+    let host = &mut world.hosts[2];
+    host.lane.poll();
+    host.apps[0].receive(usize::MAX);
+    assert_eq!(host.apps[0].received.len(), WAITING as usize + 1);
+}
+
+#[test]
 fn a_record_without_room_costs_its_tenant_and_others_are_refused_without_a_look_until_the_next() {
     const SINKS: usize = 20;
     let mut world = World::new(3, Faults::default(), 1400);
