@@ -133,13 +133,14 @@ impl Site {
             self.cost.cpu += cpu().saturating_sub(before);
         }
         for change in effects.changes {
-            if let Change::Silent { peer } = &change
-                && node == 0
-            {
-                self.told.entry(*peer).or_default().clear();
-            }
-            let Change::Subscriptions { peer, add, remove } = change else {
-                continue;
+            let (peer, add, remove) = match change {
+                Change::Subscriptions { peer, add, remove } => (peer, add, remove),
+                Change::Back { peer, wanted } => (peer, wanted, Vec::new()),
+                Change::Silent { peer } if node == 0 => {
+                    self.told.entry(peer).or_default().clear();
+                    continue;
+                }
+                _ => continue,
             };
             if node == 0 {
                 let told = self.told.entry(peer).or_default();

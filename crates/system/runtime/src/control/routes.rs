@@ -199,6 +199,23 @@ impl Routes {
                 }
                 self.subscriptions(peer, &add, &remove, lanes)
             }
+            Change::Back { peer, wanted } => {
+                if let Some(unknown) = self.unknown.get_mut(&peer) {
+                    unknown.wishes.push((wanted, Vec::new()));
+                    return Vec::new();
+                }
+                let changed = self.count(peer, &wanted, &[]);
+                let remotes = self
+                    .peers
+                    .get(&peer)
+                    .map_or(&[][..], |routes| &routes.lanes);
+                each(lanes, changed.iter(), |_, (&lane, (channels, _))| {
+                    Command::WantAgain {
+                        remote: remotes[usize::from(lane)].0,
+                        channels: channels.clone(),
+                    }
+                })
+            }
             Change::Silent { peer } => {
                 self.want_nothing(peer);
                 if let Some(unknown) = self.unknown.get_mut(&peer) {
@@ -419,18 +436,18 @@ impl Routes {
         ways.chain(last).min()
     }
 
-    fn subscriptions(
+    /// Counts what a peer wants, and wants no more. Returns it by its lanes, as far as it has these.
+    fn count(
         &mut self,
         peer: SocketAddr,
         add: &[Subscription],
         remove: &[Subscription],
-        lanes: &[LaneInfo],
-    ) -> Commands {
+    ) -> BTreeMap<u8, (Vec<u64>, Vec<u64>)> {
+        let mut changed: BTreeMap<u8, (Vec<u64>, Vec<u64>)> = BTreeMap::new();
         let Some(routes) = self.peers.get(&peer) else {
-            return Vec::new();
+            return changed;
         };
         let known = |entry: &&Subscription| usize::from(entry.lane) < routes.lanes.len();
-        let mut changed: BTreeMap<u8, (Vec<u64>, Vec<u64>)> = BTreeMap::new();
         for entry in add.iter().filter(known) {
             changed.entry(entry.lane).or_default().0.push(entry.channel);
             let peers = self.wanted_by.entry(entry.channel).or_default();
@@ -450,6 +467,20 @@ impl Routes {
                 }
             }
         }
+        changed
+    }
+
+    fn subscriptions(
+        &mut self,
+        peer: SocketAddr,
+        add: &[Subscription],
+        remove: &[Subscription],
+        lanes: &[LaneInfo],
+    ) -> Commands {
+        let changed = self.count(peer, add, remove);
+        let Some(routes) = self.peers.get(&peer) else {
+            return Vec::new();
+        };
         // What is wanted no more first: it may be wanted again, from the beginning.
         let parts = changed.iter().flat_map(|(&lane, (add, remove))| {
             let remove = remove.chunks(MOST_CHANGES).map(|part| (&[][..], part));
@@ -825,6 +856,14 @@ mod tests {
         let commands = hearing.routes.change(change, &hearing.lanes, now);
         assert!(matches!(commands[..], [(0, Command::WantNothing { .. })]));
         assert!(hearing.routes.wanted_by.is_empty());
+        let wanted = entries(0).collect();
+        let change = Change::Back { peer, wanted };
+        let commands = hearing.routes.change(change, &hearing.lanes, now);
+        let [(0, Command::WantAgain { channels, .. })] = &commands[..] else {
+            panic!("other commands");
+        };
+        assert_eq!(*channels, Vec::from_iter(0..WANTED));
+        assert_eq!(hearing.routes.peers_of(0), [peer]);
     }
 
     #[test]

@@ -21,7 +21,7 @@ impl Lane {
         self.mailbox.answered.store(asked, Ordering::Relaxed);
         self.state.looks = 0;
         self.let_go_of_sinks(MOST_LEFT / 2);
-        self.let_go_of_channels(MOST_LEFT);
+        self.go_on_with_channels(MOST_LEFT);
         let mut more = true;
         for _ in 0..MOST_COMMANDS {
             if self.state.looks >= MOST_LOOKS {
@@ -37,7 +37,7 @@ impl Lane {
         self.state.count_again(MOST_LOOKS);
         let state = &self.state;
         let left = !state.recounts.is_empty() || !state.closing.is_empty();
-        if more || left || !self.going.is_empty() || !self.ending.is_empty() {
+        if more || left || !self.changing.is_empty() || !self.ending.is_empty() {
             self.mailbox.full.store(true, Ordering::Relaxed);
         }
     }
@@ -156,6 +156,7 @@ impl Lane {
                 remove,
             } => self.subscriptions(remote, &add, &remove),
             Command::WantNothing { remote } => self.want_nothing(remote),
+            Command::WantAgain { remote, channels } => self.want_again(remote, channels),
             Command::Progress { remote, sources } => {
                 if let Some(&at) = self.by_remote.get(&remote) {
                     self.state.progress(at, &sources);

@@ -96,28 +96,46 @@ impl Lane {
         let at = self.by_remote.get(&id);
         if let Some(remote) = at.and_then(|&at| self.state.remotes.get_mut(at)) {
             remote.want_nothing();
-            self.going.push_back(id);
-            self.let_go_of_channels(MOST_LOOKS);
+            self.changing.push_back(id);
+            self.go_on_with_channels(MOST_LOOKS);
         }
     }
 
-    /// Takes remote lanes out of channels that they want no more, until so much was looked at in this round.
-    pub(super) fn let_go_of_channels(&mut self, most: usize) {
+    /// It has some again.
+    pub(super) fn want_again(&mut self, id: RemoteId, channels: Vec<u64>) {
+        let at = self.by_remote.get(&id);
+        if let Some(remote) = at.and_then(|&at| self.state.remotes.get_mut(at)) {
+            remote.want_again(channels);
+            self.changing.push_back(id);
+            self.go_on_with_channels(MOST_LOOKS);
+        }
+    }
+
+    /// Takes remote lanes out of channels that they want no more, and enters them at those that they want again, until so much was
+    /// looked at in this round.
+    pub(super) fn go_on_with_channels(&mut self, most: usize) {
         while self.state.looks < most
-            && let Some(id) = self.going.front()
+            && let Some(id) = self.changing.front()
         {
+            self.state.looks += 1;
             let at = self.by_remote.get(id).copied();
             let remote = at.and_then(|at| Some((at, self.state.remotes.get_mut(at)?)));
-            let next = remote.and_then(|(at, r)| Some((at, r.next_going()?, r)));
-            let Some((at, channel, remote)) = next else {
-                self.going.pop_front();
+            let Some((at, remote)) = remote else {
+                self.changing.pop_front();
                 continue;
             };
-            self.state.looks += 1;
-            // It may want it again.
-            if !remote.channels.contains(&channel) {
-                let lost = remote.leaving;
-                self.remove_destination(channel, at, lost);
+            if let Some(channel) = remote.next_going() {
+                // It may want it again.
+                if !remote.channels.contains(&channel) {
+                    let lost = remote.leaving;
+                    self.remove_destination(channel, at, lost);
+                }
+            } else if let Some((channel, wanted)) = remote.next_coming() {
+                if wanted {
+                    self.add_destination(channel, at);
+                }
+            } else {
+                self.changing.pop_front();
             }
         }
     }
@@ -253,31 +271,42 @@ impl Lane {
             return;
         };
         for &id in add {
-            let index = self.open_channel(id);
-            self.state.looks += OF_SUBSCRIPTION;
-            let Some(remote) = self.state.remotes.get_mut(at) else {
-                return;
-            };
-            if !remote.channels.insert(index) {
-                continue;
+            if let Some(remote) = self.state.remotes.get_mut(at) {
+                remote.told(id, true);
             }
-            if remote.is_going() {
-                // It may be entered there for what it wanted before.
-                self.take_destination_out(index, at, false);
-            }
-            if let Some(channel) = self.state.channels.get_mut(index) {
-                channel.destinations.push(at);
-                self.state.listener_came(index, None);
-                self.reliable_destination(index, at);
-            }
+            self.add_destination(id, at);
         }
         for &id in remove {
+            if let Some(remote) = self.state.remotes.get_mut(at) {
+                remote.told(id, false);
+            }
             if let Some(index) = self.state.channels.find(id)
                 && let Some(remote) = self.state.remotes.get_mut(at)
                 && remote.channels.remove(&index)
             {
                 self.remove_destination(index, at, false);
             }
+        }
+    }
+
+    /// A remote lane wants a channel.
+    fn add_destination(&mut self, id: u64, remote: RemoteSlot) {
+        self.state.looks += OF_SUBSCRIPTION;
+        let index = self.open_channel(id);
+        let Some(known) = self.state.remotes.get_mut(remote) else {
+            return;
+        };
+        if !known.channels.insert(index) {
+            return;
+        }
+        if known.is_going() {
+            // It may be entered there for what it wanted before.
+            self.take_destination_out(index, remote, false);
+        }
+        if let Some(channel) = self.state.channels.get_mut(index) {
+            channel.destinations.push(remote);
+            self.state.listener_came(index, None);
+            self.reliable_destination(index, remote);
         }
     }
 

@@ -127,6 +127,11 @@ pub enum Command {
     },
     /// A remote lane has sinks on no channel any more.
     WantNothing { remote: RemoteId },
+    /// After that, it has sinks on these again.
+    WantAgain {
+        remote: RemoteId,
+        channels: Vec<u64>,
+    },
     /// How far the sources of a remote lane are.
     Progress {
         remote: RemoteId,

@@ -90,8 +90,8 @@ pub struct Lane {
     state: State,
     by_session: HashMap<SessionId, SessionSlot>,
     by_remote: HashMap<RemoteId, RemoteSlot>,
-    /// Remote lanes that are still entered at channels that they want no more, in their order.
-    going: VecDeque<RemoteId>,
+    /// Remote lanes that are still entered at channels that they want no more, or not yet at those that they want again, in their order.
+    changing: VecDeque<RemoteId>,
     /// Those that are gone, and whose last messages are taken.
     ending: Vec<Ending>,
     commands: Receiver<Command>,
@@ -143,7 +143,7 @@ impl Lane {
             state: State::new(incarnation, label, limits, clock, counters, mailbox.clone()),
             by_session: HashMap::new(),
             by_remote: HashMap::new(),
-            going: VecDeque::new(),
+            changing: VecDeque::new(),
             ending: Vec::new(),
             commands,
             mailbox,

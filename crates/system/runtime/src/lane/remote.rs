@@ -42,6 +42,10 @@ pub struct Remote {
     pub channels: HashSet<ChannelSlot>,
     /// Those on which it has none any more, all at once: it is still entered there.
     going: Vec<hash_set::IntoIter<ChannelSlot>>,
+    /// Numbers of channels on which it has sinks again, all at once: it is not entered there yet; but for those on which it has
+    /// none any more by now.
+    coming: Vec<u64>,
+    gone: HashSet<u64>,
     /// It has said goodbye: no message is sent to it any more.
     pub leaving: bool,
     /// Per port: the datagram being filled.
@@ -207,6 +211,8 @@ impl Remote {
             takes,
             channels: HashSet::new(),
             going: Vec::new(),
+            coming: Vec::new(),
+            gone: HashSet::new(),
             leaving: false,
             open,
             listed,
@@ -252,10 +258,38 @@ impl Remote {
 
     /// It has no sinks any more. It is taken out of their channels [one by one](Self::next_going).
     pub fn want_nothing(&mut self) {
+        self.coming = Vec::new();
+        self.gone = HashSet::new();
         if !self.channels.is_empty() {
             self.going
                 .push(std::mem::take(&mut self.channels).into_iter());
         }
+    }
+
+    /// It has sinks again. It is entered at their channels [one by one](Self::next_coming).
+    pub fn want_again(&mut self, channels: Vec<u64>) {
+        self.coming = channels;
+    }
+
+    /// Another channel that it is to be entered at, if it still wants it.
+    pub fn next_coming(&mut self) -> Option<(u64, bool)> {
+        let Some(channel) = self.coming.pop() else {
+            self.gone = HashSet::new();
+            return None;
+        };
+        let wanted = !self.gone.remove(&channel);
+        Some((channel, wanted))
+    }
+
+    /// It has a sink on a channel, or none any more.
+    pub fn told(&mut self, channel: u64, wanted: bool) {
+        if self.coming.is_empty() {
+            return;
+        }
+        match wanted {
+            true => self.gone.remove(&channel),
+            false => self.gone.insert(channel),
+        };
     }
 
     /// Another channel that it may still be entered at.

@@ -107,6 +107,13 @@ pub enum Change {
         /// The peer.
         peer: SocketAddr,
     },
+    /// The peer was silent, and is back with what it wanted before.
+    Back {
+        /// The peer.
+        peer: SocketAddr,
+        /// What that is.
+        wanted: Vec<Subscription>,
+    },
     /// How far sources of the peer are, each with the index of its lane.
     Progress {
         /// The peer.
@@ -847,10 +854,9 @@ impl Peering {
             });
         }
         if back && !peer.held.entries.is_empty() {
-            effects.changes.push(Change::Subscriptions {
+            effects.changes.push(Change::Back {
                 peer: peer.address,
-                add: peer.held.entries.iter().copied().collect(),
-                remove: Vec::new(),
+                wanted: peer.held.entries.iter().copied().collect(),
             });
         }
         true

@@ -139,6 +139,10 @@ impl World {
                         self.routes[index].remove(&peer);
                     }
                 }
+                Change::Back { peer, wanted } => {
+                    let before = self.routes[index].insert(peer, wanted.into_iter().collect());
+                    assert!(before.is_none(), "it was not silent");
+                }
                 Change::Silent { peer } => {
                     let known = self.routes[index].remove(&peer);
                     assert!(known.is_some(), "it wanted nothing");
