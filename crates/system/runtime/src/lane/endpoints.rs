@@ -432,6 +432,8 @@ impl Lane {
         for index in channels {
             self.state
                 .retain_reliable_targets(index, |session, _| session != at);
+            let sinks = self.state.channels.get(index).map(|c| c.sinks.len());
+            self.state.looks += sinks.unwrap_or(0) + 1;
             let channels = &mut self.state.channels;
             if channels.retain_sinks(index, |(session, _)| *session != at) {
                 self.state.forget_reliable_on(index);

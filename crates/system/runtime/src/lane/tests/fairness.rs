@@ -455,6 +455,23 @@ fn a_sink_that_holds_very_many_messages_is_closed_over_several_rounds() {
 }
 
 #[test]
+fn what_is_looked_at_for_the_sinks_of_a_session_that_leaves_counts() {
+    const SINKS: usize = 100;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut reader = house.guest(1, 1 << 20, &no_limits());
+    for channel in [5, 6] {
+        for _ in 0..SINKS {
+            reader.sink(channel, 2);
+        }
+    }
+    house.settle();
+    house.handle.send(Command::LeaveSession(reader.id));
+    house.lane.poll();
+    let looks = house.lane.state.looks;
+    assert!(looks >= 2 * SINKS, "{looks} looks");
+}
+
+#[test]
 fn what_was_copied_of_a_message_whose_sender_ends_is_given_back() {
     const LENGTH: u32 = 1 << 20;
     let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
