@@ -95,6 +95,12 @@ impl Guard {
         self.protection
     }
 
+    /// Whether there is a key to send under, if one is needed.
+    #[inline]
+    pub fn sends(&self) -> bool {
+        self.protection == Protection::None || self.sending.is_some()
+    }
+
     /// The counter of the next datagram. `None`: there is no key to send under.
     #[inline]
     pub fn next(&mut self) -> Option<u64> {
@@ -306,7 +312,7 @@ mod tests {
     #[test]
     fn without_a_key_nothing_leaves() {
         let mut guard = Guard::new(Protection::Integrity);
-        assert_eq!(guard.next(), None);
+        assert_eq!((guard.sends(), guard.next()), (false, None));
     }
 
     /// Prints what a datagram costs at both ends together, best of some runs. Build it with `--release`.

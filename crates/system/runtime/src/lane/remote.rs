@@ -461,6 +461,10 @@ impl Remote {
             }
             self.commit(at, port, None);
         }
+        if !self.guard.sends() {
+            // Nothing that is filled now could leave: its source is told so, and a reliable one repeats it.
+            return Err(ReserveError::UnknownPeer);
+        }
         let mut frame = port.reserve(peer)?;
         let mut cursor = DatagramCursor::new();
         let mut space = cursor.push(room(port.payload(&frame), takes, tag), record);

@@ -392,6 +392,7 @@ impl Association {
                 .or_else(|| self.sessions.iter().position(idle))
                 .unwrap_or(0);
             let number = self.sessions.remove(spare).number;
+            self.sending.take_if(|sending| *sending == number);
             changes.push(KeyChange::Retire(number));
         }
         changes.push(KeyChange::Accept(session.secrets.clone()));
@@ -475,6 +476,8 @@ impl Association {
         self.sessions.retain(|session| {
             let good = now < session.since + REJECT_AFTER;
             if !good {
+                // Lanes have no key now: they get the next one at once.
+                self.sending.take_if(|sending| *sending == session.number);
                 changes.push(KeyChange::Retire(session.number));
             }
             good

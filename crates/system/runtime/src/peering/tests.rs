@@ -1127,3 +1127,24 @@ fn two_nodes_of_one_name_are_told() {
     node.receive(from, &goodbye, Duration::ZERO, &mut Effects::default());
     assert_eq!(told(&node, 0), "");
 }
+
+#[test]
+fn after_a_cut_that_outlasts_all_keys_lanes_have_one_as_soon_as_there_are_routes() {
+    let mut world = World::new(2);
+    world.subscribe(1, set([7]));
+    world.run(SECOND, |_, _| false);
+    // Also if the keys end while new ones are there that are not sent under yet.
+    for cut in [association::REJECT_AFTER + 20 * SECOND, 643 * SECOND] {
+        world.run(cut, |_, _| true);
+        let mut routes = 0;
+        for _ in 0..1500 {
+            world.run(Duration::from_millis(10), |_, _| false);
+            if world.state(0, 1) == PeerState::Up && world.route(0, 1).is_some() {
+                routes += 1;
+                let (accepted, sending) = &world.keys[0][&address(1)];
+                assert!(sending.is_some_and(|number| accepted.contains(&number)));
+            }
+        }
+        assert!(routes > 500, "{routes}");
+    }
+}

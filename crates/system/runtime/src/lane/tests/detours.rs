@@ -145,3 +145,36 @@ fn a_peer_that_tells_of_more_or_fewer_ports_than_there_are_harms_nobody() {
     });
     assert_eq!(ways.send(1), ([1, 0], 0, 0));
 }
+
+#[test]
+fn without_a_key_messages_are_unreachable_and_none_counts_as_sent() {
+    use crate::lane::guard::LaneKeys;
+    use crate::peering::association::aead;
+    let mut ways = Ways::new();
+    let remote = RemoteId(7);
+    // The same lane, and it proves who it is.
+    ways.scene.handle.send(Command::AddRemote {
+        id: remote,
+        incarnation: 70,
+        label: 71,
+        protection: Protection::Integrity,
+        addresses: vec![[192, 0, 2, 2].into()],
+        endpoints: ways.ends.iter().map(|end| Some(end.local())).collect(),
+        takes: Vec::new(),
+    });
+    ways.scene.handle.send(Command::Subscriptions {
+        remote,
+        add: vec![CHANNEL.0],
+        remove: Vec::new(),
+    });
+    assert_eq!(ways.send(3), ([0, 0], 0, 3));
+    let keys = Box::new(LaneKeys::new(1, (aead(&[1; 32]), aead(&[2; 32]))));
+    ways.scene.handle.send(Command::Keys { remote, keys });
+    let number = 1;
+    ways.scene.handle.send(Command::SendKeys { remote, number });
+    assert_eq!(ways.send(3), ([3, 0], 0, 0));
+    ways.scene
+        .handle
+        .send(Command::RetireKeys { remote, number });
+    assert_eq!(ways.send(3), ([0, 0], 0, 3));
+}
