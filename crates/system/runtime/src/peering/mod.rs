@@ -28,7 +28,7 @@ use message::{
 };
 use scout::{Scout, Unheard};
 pub use subscriptions::MAX_SUBSCRIPTIONS;
-use subscriptions::{Held, Wanted};
+use subscriptions::{Held, Wanted, is_newer, next_stream};
 
 /// How often a hello is sent, at the rarest; up to a fifth more often, so that those of many peers spread.
 pub const HELLO_EVERY: Duration = Duration::from_secs(1);
@@ -1240,7 +1240,7 @@ impl Told {
     /// From nothing.
     fn begin(&mut self) {
         *self = Self {
-            stream: self.stream + 1,
+            stream: next_stream(self.stream),
             ..Self::new()
         };
     }
@@ -1266,7 +1266,9 @@ impl Told {
             self.acknowledge(stream, holds);
         } else if self.acknowledged > 0 {
             // It has lost what it had acknowledged.
-            self.stream = self.stream.max(stream);
+            if is_newer(stream, self.stream) {
+                self.stream = stream;
+            }
             self.begin();
         }
     }

@@ -14,6 +14,16 @@ const LEAST_DROPPED: usize = 1024;
 /// Most subscriptions of a peer; further ones have no effect.
 pub const MAX_SUBSCRIPTIONS: usize = 1 << 18;
 
+/// The stream after this one: they are numbered round, and 0 is none.
+pub fn next_stream(stream: u32) -> u32 {
+    stream.wrapping_add(1).max(1)
+}
+
+/// Whether a stream follows another, by the shorter way round (RFC 1982).
+pub fn is_newer(stream: u32, than: u32) -> bool {
+    than == 0 || stream.wrapping_sub(than).cast_signed() > 0
+}
+
 /// What this node wants.
 #[derive(Debug, Default)]
 pub struct Wanted {
@@ -135,8 +145,8 @@ impl Held {
     pub fn take(&mut self, page: Page) -> Option<Difference> {
         let mut difference = Difference::default();
         if page.stream != self.stream {
-            // Streams are numbered upwards: an older one was overtaken.
-            if page.base != 0 || page.stream < self.stream {
+            // An older one was overtaken.
+            if page.base != 0 || !is_newer(page.stream, self.stream) {
                 return None;
             }
             difference.remove = self.entries.drain().collect();
@@ -224,6 +234,22 @@ mod tests {
         assert!(held.take(first.clone()).is_some() && held.take(second).is_some());
         assert_eq!(held.take(first), None);
         assert_eq!(held.entries.len(), 2 * PAGE_ENTRIES);
+    }
+
+    #[test]
+    fn streams_are_numbered_round() {
+        assert_eq!([0, 5, u32::MAX].map(next_stream), [1, 6, 1]);
+        let page = |stream| Page {
+            stream,
+            base: 0,
+            to: 1,
+            entries: Vec::new(),
+        };
+        let mut held = Held::default();
+        let taken = [(u32::MAX, true), (1, true), (u32::MAX, false), (2, true)];
+        for (stream, newer) in taken {
+            assert_eq!(held.take(page(stream)).is_some(), newer, "{stream}");
+        }
     }
 
     #[test]

@@ -1148,3 +1148,39 @@ fn after_a_cut_that_outlasts_all_keys_lanes_have_one_as_soon_as_there_are_routes
         assert!(routes > 500, "{routes}");
     }
 }
+
+#[test]
+fn whatever_stream_a_peer_names_it_is_told_the_next_one() {
+    let mut world = World::new(2);
+    world.subscribe(1, set([7]));
+    world.run(SECOND, |_, _| false);
+    let told = |world: &World| {
+        let (_, peer) = world.nodes[1].1.peers.iter().next().expect("a peer");
+        (peer.told.stream, peer.told.acknowledged > 0)
+    };
+    assert_eq!(told(&world), (1, true));
+    let halves = [(1 << 31) - 1, 3 << 30].map(|named| (named, named + 1));
+    let round = [(u32::MAX, 1), (u32::MAX, 2), (0, 3)];
+    for (named, then) in [(9, 10)].into_iter().chain(halves).chain(round) {
+        let hello = Message::Hello {
+            name: "n0".into(),
+            seen: 1001,
+            stream: named,
+            holds: 1,
+            label: 3,
+            lanes: lanes(1000),
+            failed: Vec::new(),
+        };
+        let (now, mut effects) = (world.now, Effects::default());
+        let at = world.nodes[1].1.by_address[&address(0)];
+        let incarnation = world.nodes[0].1.local.incarnation;
+        (world.nodes[1].1).take(at, incarnation, hello, now, &mut effects);
+        assert_eq!(told(&world), (then, false));
+        // Whoever has lost what it had follows it.
+        let held = &mut world.nodes[0].1;
+        let of = held.by_address[&address(1)];
+        held.peers[of].held.stream = named;
+        world.carry(1, effects.datagrams, &mut |_, _| false);
+        assert_eq!(told(&world), (then, true));
+    }
+}
