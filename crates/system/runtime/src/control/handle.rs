@@ -211,12 +211,9 @@ impl RuntimeHandle {
     pub fn peers(&self) -> Result<Vec<PeerStatus>, Stopped> {
         self.ask(|c| {
             let mut peers = c.peering.status(c.now());
-            for peer in &mut peers {
+            for outage in peers.iter_mut().flat_map(|peer| &mut peer.failed) {
                 // Whoever sent it chose it.
-                peer.name = takt_session::printable(&peer.name);
-                for outage in &mut peer.failed {
-                    outage.datapath = takt_session::printable(&outage.datapath);
-                }
+                outage.datapath = takt_session::printable(&outage.datapath);
             }
             peers
         })

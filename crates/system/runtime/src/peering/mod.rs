@@ -364,7 +364,9 @@ impl Effects {
 
 impl Peering {
     /// A node that keeps strangers out by `security`, and takes peers of the networks `accept` unasked.
-    pub fn new(local: Local, security: Security, accept: Vec<AcceptNet>) -> Self {
+    pub fn new(mut local: Local, security: Security, accept: Vec<AcceptNet>) -> Self {
+        // As those of others, which it is compared with.
+        local.name = takt_session::printable(&local.name);
         Self {
             random: local.incarnation | 1,
             local,
@@ -825,7 +827,8 @@ impl Peering {
         let peer = &mut self.peers[at];
         peer.heard = Some(now);
         peer.attempts = 0;
-        peer.name = name;
+        // It chose it; logs and tables show it.
+        peer.name = takt_session::printable(&name);
         peer.label = label;
         if back && let Some(clash) = self.clash(at, self.peers.iter().map(|(other, _)| other)) {
             effects.clashes.push((self.peers[at].address, clash));

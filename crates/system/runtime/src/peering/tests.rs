@@ -1184,3 +1184,39 @@ fn whatever_stream_a_peer_names_it_is_told_the_next_one() {
         assert_eq!(told(&world), (then, true));
     }
 }
+
+#[test]
+fn a_name_that_moves_the_cursor_does_not_reach_the_log() {
+    let mut node = accepting(Security::none());
+    let mut said = Vec::new();
+    for (last, incarnation) in [(2, 12), (3, 13)] {
+        let hello = Message::Hello {
+            name: "x\n\u{1b}[2J\u{202e}".into(),
+            seen: 0,
+            stream: 0,
+            holds: 0,
+            label: incarnation as u32,
+            lanes: lanes(5),
+            failed: Vec::new(),
+        };
+        let from = SocketAddr::new([10, 0, 0, last].into(), 7400);
+        let mut effects = Effects::default();
+        let hello = encode(incarnation, &hello);
+        node.receive(from, &hello, Duration::ZERO, &mut effects);
+        said.extend(effects.clashes.into_iter().map(|(_, clash)| clash));
+    }
+    let status = node.status(Duration::ZERO);
+    said.extend(status.iter().filter_map(|peer| peer.clash.clone()));
+    assert_eq!(said.len(), 3);
+    for clash in said {
+        assert!(
+            clash.to_string().contains(r"`x\n\u{1b}[2J\u{202e}`"),
+            "{clash}"
+        );
+    }
+    assert!(
+        status
+            .iter()
+            .all(|peer| peer.name == r"x\n\u{1b}[2J\u{202e}")
+    );
+}
