@@ -28,7 +28,7 @@ use super::session::SessionIds;
 use super::{CONTROL_THREAD, Control, LaneInfo, PortInfo, Runtime, RuntimeHandle, Token};
 use crate::config::{Config, Departure, KeptSchedule, KeyMissing, LaneConfig};
 use crate::lane::idle::{self, IdleStrategy, Step};
-use crate::lane::{EventSender, Lane, LaneHandle, LanePort};
+use crate::lane::{EventSender, Lane, LaneHandle, LanePort, PASSED_ON_LEN};
 use crate::peering::message::{Endpoint, LaneAnnouncement, MAX_LANES};
 use crate::peering::{Effects, Local, Peering};
 use crate::policy::most_of_memory;
@@ -531,7 +531,7 @@ fn connect(lanes: &mut [Vec<LanePort>], departure: &Departure) -> Result<(), Sta
         .filter(|&longest| longest < usize::from(u16::MAX))
         .max();
     let network = MemoryNetwork::new(MemoryNetworkConfig {
-        max_payload: longest.unwrap_or(0).max(MESH_PAYLOAD),
+        max_payload: (longest.unwrap_or(0) + PASSED_ON_LEN).max(MESH_PAYLOAD),
         queue_depth: MESH_DEPTH,
         ..MemoryNetworkConfig::default()
     });

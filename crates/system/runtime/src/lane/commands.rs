@@ -1,6 +1,6 @@
 //! What a lane does when the control thread tells it something.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 
 use super::Lane;
@@ -121,18 +121,17 @@ impl Lane {
                 takes,
             } => {
                 self.remove_remote(id, false);
-                self.end_farewell(incarnation);
+                self.end_farewell(incarnation, addresses.first().copied());
                 let at_once = |address: SocketAddr| RemoteEndpoint { address, way: None };
                 let endpoints = endpoints.into_iter().map(|e| e.map(at_once)).collect();
                 let via = self.connect(endpoints);
                 let own = self.state.incarnation;
                 let remote =
                     Remote::new(own, incarnation, label, addresses, protection, via, &takes);
-                let at = self.state.remotes.insert(remote);
+                let state = &mut self.state;
+                let at = state.remotes.insert(remote);
                 self.by_remote.insert(id, at);
-                let before = self.state.by_incarnation.insert(incarnation, at);
-                self.state.same_incarnation |= before.is_some();
-                self.state.last_sender = None;
+                state.senders.enter(at, &state.remotes[at]);
             }
             Command::Reach { remote, endpoints } => self.reach(remote, endpoints),
             Command::Standing { remote, ports } => {
@@ -194,13 +193,20 @@ impl Lane {
     }
 
     /// A lane elsewhere that had said goodbye is back: nothing more is waited for of what it was.
-    fn end_farewell(&mut self, incarnation: u32) {
-        let before = self.state.by_incarnation.get(&incarnation);
-        let leaving = before.filter(|at| (self.state.remotes.get(**at)).is_some_and(|r| r.leaving));
-        let Some(&leaving) = leaving else { return };
+    fn end_farewell(&mut self, incarnation: u32, address: Option<IpAddr>) {
+        let state = &mut self.state;
+        let before = state.senders.find(incarnation, address);
+        let leaving = before.filter(|&at| {
+            let remote = state.remotes.get(at);
+            remote.is_some_and(|r| r.leaving && r.address() == address)
+        });
+        let Some(leaving) = leaving else { return };
         let known = self.by_remote.iter().find(|(_, at)| **at == leaving);
         if let Some((&id, _)) = known {
             self.end_remote(id, true);
+            // From here on it is the other one.
+            let state = &mut self.state;
+            state.senders.leave(leaving, &state.remotes[leaving], &state.remotes);
         }
     }
 }

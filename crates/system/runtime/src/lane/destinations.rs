@@ -194,21 +194,11 @@ impl Lane {
             self.state.abandon(assembly);
         }
         self.state.forget_sources(at, clean);
-        let Some(mut remote) = self.state.remotes.remove(at) else {
+        let state = &mut self.state;
+        let Some(mut remote) = state.remotes.remove(at) else {
             return;
         };
-        let by_incarnation = &mut self.state.by_incarnation;
-        if by_incarnation.get(&remote.incarnation) == Some(&at) {
-            by_incarnation.remove(&remote.incarnation);
-            let mut others = self.state.remotes.iter();
-            if self.state.same_incarnation
-                && let Some((other, same)) =
-                    others.find(|(_, r)| r.incarnation == remote.incarnation)
-            {
-                by_incarnation.insert(same.incarnation, other);
-            }
-        }
-        self.state.last_sender = None;
+        state.senders.leave(at, &remote, &state.remotes);
         for i in 0..self.ports.len() {
             let port = &mut self.ports[i];
             port.open.retain(|&open| open != at);

@@ -6,6 +6,7 @@ use takt_datapath::Datagram;
 use takt_wire::channel::{DatagramHeader, Kind, Record};
 
 use super::guard::Refused;
+use super::port;
 use super::reassembly::{self, Fragment, Key, Target};
 use super::session::Meta;
 use super::tap::Passed;
@@ -48,15 +49,25 @@ impl Early {
 }
 
 impl State {
-    /// Takes a datagram. `mesh`: it came from a lane of this node, which has looked at the address of those
-    /// that it passes on. Everything else is checked by the lane that it is for, whichever way it came.
+    /// Takes a datagram that came from a lane of this node: one of that lane's own, or one that it passes on.
+    #[inline]
+    pub(super) fn ingress_between_lanes(&mut self, datagram: &Datagram<'_>) {
+        match port::passed_on(datagram) {
+            Some(passed_on) => self.ingress(&passed_on, false),
+            None => self.ingress(datagram, true),
+        }
+    }
+
+    /// Takes a datagram. `mesh`: a lane of this node has sent it. Those that such a lane passes on are checked as if they had
+    /// come here.
     pub(super) fn ingress(&mut self, datagram: &Datagram<'_>, mesh: bool) {
         self.round.work();
         self.received_cost += fair::MESSAGE;
         let Ok((header, _)) = DatagramHeader::parse(datagram.payload) else {
             return self.counters.rx_malformed.add(1);
         };
-        let Some(at) = self.sender(header.sender) else {
+        let source = (!mesh).then(|| datagram.source.ip());
+        let Some(at) = self.senders.find(header.sender, source) else {
             if !self.keep_early(datagram, Recipient::This { mesh }) {
                 self.counters.rx_unknown_sender.add(1);
             }
@@ -65,9 +76,6 @@ impl State {
         let Some(remote) = self.remotes.get_mut(at) else {
             return self.counters.rx_unknown_sender.add(1);
         };
-        if !mesh && !remote.addresses.contains(&datagram.source.ip()) {
-            return self.counters.rx_unknown_sender.add(1);
-        }
         // Out of the state while records are taken.
         let mut scratch = std::mem::take(&mut self.scratch);
         match remote.guard.open(&header, datagram.payload, &mut scratch) {
@@ -113,31 +121,12 @@ impl State {
             self.counters.rx_malformed.add(1);
             return false;
         };
-        let Some(at) = self.sender(header.sender) else {
-            if !self.keep_early(datagram, Recipient::Sibling) {
-                self.counters.rx_unknown_sender.add(1);
-            }
-            return false;
-        };
-        let remote = self.remotes.get(at);
-        let admitted = remote.is_some_and(|r| r.addresses.contains(&datagram.source.ip()));
-        if !admitted {
+        let source = Some(datagram.source.ip());
+        let admitted = self.senders.find(header.sender, source).is_some();
+        if !admitted && !self.keep_early(datagram, Recipient::Sibling) {
             self.counters.rx_unknown_sender.add(1);
         }
         admitted
-    }
-
-    /// The remote lane with this incarnation. Datagrams mostly follow others of the same sender.
-    #[inline]
-    fn sender(&mut self, incarnation: u32) -> Option<RemoteSlot> {
-        match self.last_sender {
-            Some((last, at)) if last == incarnation => Some(at),
-            _ => {
-                let at = *self.by_incarnation.get(&incarnation)?;
-                self.last_sender = Some((incarnation, at));
-                Some(at)
-            }
-        }
     }
 
     /// The channel with this number. Messages mostly follow others of the same channel.

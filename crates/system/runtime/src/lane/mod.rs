@@ -30,6 +30,7 @@ mod receive;
 mod reliable;
 mod remote;
 mod round;
+mod senders;
 pub mod session;
 mod shares;
 mod tables;
@@ -60,7 +61,7 @@ pub use guard::LaneKeys;
 use ingress::Recipient;
 use mailbox::Mailbox;
 pub use mailbox::{Command, Event, EventSender, LaneHandle, RemoteEndpoint, SourceTarget};
-pub use port::LanePort;
+pub use port::{LanePort, PASSED_ON_LEN};
 use port::{RECEIVE_BUDGET, forward};
 pub use remote::{Carrier, Standing};
 use tables::State;
@@ -268,8 +269,10 @@ impl Lane {
                 let most = step.min(budget - received);
                 state.arrivals.begin();
                 let taken = port.port.receive(most, &mut |datagram| {
-                    if trusted || datagram.destination_port == own || siblings.is_empty() {
-                        state.ingress(&datagram, trusted);
+                    if trusted {
+                        state.ingress_between_lanes(&datagram);
+                    } else if datagram.destination_port == own || siblings.is_empty() {
+                        state.ingress(&datagram, false);
                     } else if state.admits(&datagram) {
                         forward(&state.counters, mesh.as_deref_mut(), siblings, &datagram);
                     }

@@ -1,6 +1,7 @@
 //! A port of a datapath with what its lane knows of it: its scheduler, whom it fills datagrams for, how often
 //! it is polled.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use takt_datapath::{Datagram, DatapathKind, PeerHandle, Port};
@@ -120,6 +121,28 @@ impl LanePort {
     }
 }
 
+/// What is in front of a datagram that is passed on: where it comes from. Begins with what is no version of a datagram, and
+/// keeps its records aligned.
+pub const PASSED_ON_LEN: usize = 24;
+const PASSED_ON: u8 = 0xff;
+const _: () = assert!(PASSED_ON != takt_wire::channel::VERSION);
+
+/// The datagram that a lane of this node has passed on, if it is one.
+#[inline]
+pub(super) fn passed_on<'a>(datagram: &Datagram<'a>) -> Option<Datagram<'a>> {
+    let (front, payload) = datagram.payload.split_first_chunk::<PASSED_ON_LEN>()?;
+    let (&[PASSED_ON, ..], address) = front.split_first_chunk::<8>()? else {
+        return None;
+    };
+    let address: [u8; 16] = address.try_into().ok()?;
+    let address = IpAddr::from(address).to_canonical();
+    Some(Datagram {
+        source: SocketAddr::new(address, 0),
+        destination_port: datagram.destination_port,
+        payload,
+    })
+}
+
 /// Passes a datagram on to the lane that it was meant for: a device's queues know nothing of lanes.
 pub(super) fn forward(
     counters: &LaneCounters,
@@ -137,11 +160,20 @@ pub(super) fn forward(
         let Ok(frame) = mesh.port.reserve(*peer) else {
             return false;
         };
-        let length = datagram.payload.len();
-        let Some(space) = mesh.port.payload(&frame).get_mut(..length) else {
+        let length = PASSED_ON_LEN + datagram.payload.len();
+        let space = mesh.port.payload(&frame).get_mut(..length);
+        let Some((front, space)) = space.and_then(|s| s.split_first_chunk_mut::<PASSED_ON_LEN>())
+        else {
             mesh.port.cancel(frame);
             return false;
         };
+        let source = match datagram.source.ip() {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        *front = [0; PASSED_ON_LEN];
+        front[0] = PASSED_ON;
+        front[8..].copy_from_slice(&source.octets());
         space.copy_from_slice(datagram.payload);
         mesh.port
             .commit(frame, length, TrafficClass::BEST_EFFORT, None);

@@ -1,6 +1,6 @@
 //! The tables of a lane: sessions, channels, networks, remote lanes, and what is under way between them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use takt_clock::Clock;
@@ -16,6 +16,7 @@ use super::reassembly::Reassembly;
 use super::reliable::Reliable;
 use super::remote::Remote;
 use super::round::RoundTime;
+use super::senders::Senders;
 use super::tap::Taps;
 use super::tenants::Tenants;
 use super::track::Tracks;
@@ -39,10 +40,7 @@ pub(super) struct State {
     pub(super) channels: Channels,
     pub(super) networks: Vec<Network>,
     pub(super) remotes: Table<RemoteSlot, Remote>,
-    pub(super) by_incarnation: HashMap<u32, RemoteSlot, foldhash::fast::RandomState>,
-    /// Two peers have said that they have the same incarnation.
-    pub(super) same_incarnation: bool,
-    pub(super) last_sender: Option<(u32, RemoteSlot)>,
+    pub(super) senders: Senders,
     pub(super) last_channel: Option<(u64, ChannelSlot)>,
     pub(super) reassembly: Reassembly,
     /// Messages that wait for sinks of this lane.
@@ -94,9 +92,7 @@ impl State {
             channels: Channels::default(),
             networks: Vec::new(),
             remotes: Table::default(),
-            by_incarnation: HashMap::default(),
-            same_incarnation: false,
-            last_sender: None,
+            senders: Senders::default(),
             last_channel: None,
             reassembly: Reassembly::new(
                 limits.reassemblies,

@@ -304,6 +304,139 @@ fn a_datagram_is_not_given_up_while_its_sender_is_in_the_mailbox() {
 }
 
 #[test]
+fn who_names_the_number_of_a_lane_elsewhere_takes_nothing_from_it() {
+    use std::net::IpAddr;
+    let mut scene = Scene::new();
+    scene.add_sink();
+    let [honest, other, device] = [1, 2, 3].map(|last| IpAddr::from([192, 0, 2, last]));
+    let add = |scene: &mut Scene, id: u64, addresses: &[IpAddr]| {
+        scene.handle.send(Command::AddRemote {
+            id: RemoteId(id),
+            incarnation: 77,
+            label: 78,
+            protection: Protection::None,
+            addresses: addresses.to_vec(),
+            endpoints: Vec::new(),
+            takes: Vec::new(),
+        });
+        scene.lane.poll();
+    };
+    let remove = |scene: &mut Scene, id: u64| {
+        let id = RemoteId(id);
+        let clean = false;
+        scene.handle.send(Command::RemoveRemote { id, clean });
+        scene.lane.poll();
+    };
+    // Whose a datagram is, by the number that it was told under.
+    let whose = |scene: &mut Scene, from: Option<IpAddr>| {
+        let at = scene.lane.state.senders.find(77, from)?;
+        let mut known = scene.lane.by_remote.iter();
+        known.find(|(_, known)| **known == at).map(|(id, _)| id.0)
+    };
+    add(&mut scene, 1, &[honest, device]);
+    // Another one: at its own address, and at those that it only says are its own.
+    add(&mut scene, 2, &[other, honest, device]);
+    // A lane of this node.
+    add(&mut scene, 3, &[]);
+    for (from, id) in [(honest, 1), (device, 1), (other, 2)] {
+        assert_eq!(whose(&mut scene, Some(from)), Some(id), "{from}");
+    }
+    assert_eq!(whose(&mut scene, None), Some(3));
+    // Its datagrams are taken, whichever way they come.
+    let datagram = datagram_of(77);
+    let datagram = |from: IpAddr| Datagram {
+        source: SocketAddr::new(from, 7400),
+        destination_port: 7401,
+        payload: &datagram,
+    };
+    scene.lane.state.ingress(&datagram(honest), false);
+    scene.lane.poll();
+    assert_eq!(scene.received(), 1);
+    scene
+        .lane
+        .state
+        .ingress(&datagram([192, 0, 2, 4].into()), false);
+    let counters = scene.lane.state.counters.read();
+    assert_eq!((scene.received(), counters.rx_unknown_sender), (1, 1));
+    // Who goes leaves to others what they say is theirs.
+    remove(&mut scene, 1);
+    assert_eq!(whose(&mut scene, Some(device)), Some(2));
+    // Who proves that it is there gets it back.
+    add(&mut scene, 4, &[honest]);
+    assert_eq!(whose(&mut scene, Some(honest)), Some(4));
+    remove(&mut scene, 2);
+    assert_eq!(whose(&mut scene, Some(other)), None);
+    assert_eq!(whose(&mut scene, Some(honest)), Some(4));
+}
+
+#[test]
+fn what_a_sibling_lane_passes_on_is_its_senders_and_never_the_siblings_own() {
+    let network = MemoryNetwork::new(MemoryNetworkConfig::default());
+    let binds = ["192.0.2.1:1", "192.0.2.1:2"];
+    let [mut mesh, mut sibling] = binds.map(|bind| open(&network, bind));
+    let peer = mesh.connect(sibling.local()).expect("known");
+    let kind = MemoryNetwork::KIND;
+    let mut mesh = LanePort::new(kind, mesh, true, Arc::default(), None, false);
+    let mut scene = Scene::new();
+    scene.add_sink();
+    // The sibling, whose datagrams are not protected, has the number that the datagram names.
+    scene.handle.send(Command::AddRemote {
+        id: RemoteId(1),
+        incarnation: 77,
+        label: 2,
+        protection: Protection::None,
+        addresses: Vec::new(),
+        endpoints: Vec::new(),
+        takes: Vec::new(),
+    });
+    scene.lane.poll();
+    let payload = datagram_of(77);
+    let sources = ["192.0.2.9:7400", "[fd00::9]:7400"];
+    for (at, source) in (0..).zip(sources) {
+        let datagram = Datagram {
+            source: source.parse().expect("an address"),
+            destination_port: 7402,
+            payload: &payload,
+        };
+        let siblings = [(7402, peer)];
+        port::forward(
+            &LaneCounters::default(),
+            Some(&mut mesh),
+            &siblings,
+            &datagram,
+        );
+        assert!(mesh.port.flush());
+        let state = &mut scene.lane.state;
+        sibling.receive(1, &mut |datagram| state.ingress_between_lanes(&datagram));
+        scene.lane.poll();
+        assert_eq!(scene.received(), at, "nobody is known there");
+        let address = datagram.source.ip();
+        scene.handle.send(Command::AddRemote {
+            id: RemoteId(2 + u64::from(at)),
+            incarnation: 77,
+            label: 78,
+            protection: Protection::None,
+            addresses: vec![address],
+            endpoints: Vec::new(),
+            takes: Vec::new(),
+        });
+        scene.lane.poll();
+        port::forward(
+            &LaneCounters::default(),
+            Some(&mut mesh),
+            &siblings,
+            &datagram,
+        );
+        assert!(mesh.port.flush());
+        let state = &mut scene.lane.state;
+        sibling.receive(1, &mut |datagram| state.ingress_between_lanes(&datagram));
+        scene.lane.poll();
+        assert_eq!(scene.received(), at + 1);
+    }
+    assert_eq!(scene.lane.state.counters.read().rx_unknown_sender, 2);
+}
+
+#[test]
 fn a_datagram_for_a_sibling_lane_is_not_given_up_while_its_sender_is_in_the_mailbox() {
     let network = MemoryNetwork::new(MemoryNetworkConfig::default());
     let binds = ["192.0.2.1:7401", "192.0.2.1:1", "192.0.2.1:2"];
@@ -334,8 +467,11 @@ fn a_datagram_for_a_sibling_lane_is_not_given_up_while_its_sender_is_in_the_mail
     assert!((1..100).contains(&at_once), "{at_once}");
     scene.lane.poll();
     let mut came = Vec::new();
-    sibling.receive(8, &mut |datagram| came.push(datagram.payload.to_vec()));
-    assert_eq!(came, [&known[..]]);
+    sibling.receive(8, &mut |datagram| {
+        let datagram = port::passed_on(&datagram).expect("passed on");
+        came.push((datagram.source.ip(), datagram.payload.to_vec()));
+    });
+    assert_eq!(came, [(source.ip(), known.clone())]);
     let state = &mut scene.lane.state;
     assert_eq!(state.counters.read().rx_forwarded, 1);
     assert_eq!(state.counters.read().rx_unknown_sender, 100);
