@@ -3,12 +3,16 @@
 //! The handshake is Noise IKpsk2 as in WireGuard (Noise protocol framework, revision 34, sections 7.5 and 9; the
 //! messages are drawn in `docs/reference/wire-format.md`). Whoever begins proves first: that it knows whom it
 //! speaks to (a keyed hash over the message), that it receives at its address (a cookie), then its identity. Until
-//! then nothing is remembered of it, and what it is answered is shorter than what it sent. A handshake leads to a
-//! session: keys for messages of the control threads, and secrets from which each pair of lanes derives its own.
+//! then nothing is remembered of it, and what it is answered is shorter than what it sent. A cookie is good for one
+//! handshake and once, and so many handshakes are looked at, of a peer, of a host that is none, and of all: the rest
+//! costs hashes only. A handshake leads to a session: keys for messages of the control threads, and secrets from
+//! which each pair of lanes derives its own.
 //!
 //! Pure but for random numbers; see [`super::Peering`].
 
-use std::net::SocketAddr;
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +20,7 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKe
 use aws_lc_rs::hmac;
 use snow::{Builder, HandshakeState};
 
+use super::budget::{Allowance, Budget};
 use super::keys::{GroupKey, KEY_LEN, PrivateKey, PublicKey, Security, derive, random};
 use super::message::{MAGIC, VERSION};
 use super::replay::ReplayWindow;
@@ -30,7 +35,32 @@ const SWITCH_AFTER: Duration = Duration::from_secs(5);
 /// Sessions of a pair that are accepted at a time.
 pub const MOST_SESSIONS: usize = 3;
 /// How often the secret behind cookies changes; the one before is good for as long.
-const COOKIE_EVERY: Duration = Duration::from_secs(120);
+const COOKIE_EVERY: Duration = Duration::from_secs(10);
+/// Cookies that are used before it changes earlier.
+const MOST_USED: usize = 8192;
+/// Handshakes of a peer that are looked at: it begins one in three seconds, as long as none leads to anything, and one
+/// whenever it starts.
+const OF_A_PEER: Allowance = Allowance {
+    every: Duration::from_millis(250),
+    burst: 16,
+};
+/// Those of all peers.
+const OF_PEERS: Allowance = Allowance {
+    every: Duration::from_millis(2),
+    burst: 100,
+};
+/// Those of a host that is no peer yet: nodes at one address may be as many as are accepted there.
+const OF_A_HOST: Allowance = Allowance {
+    every: Duration::from_millis(250),
+    burst: 64,
+};
+/// Those of all such hosts.
+const OF_HOSTS: Allowance = Allowance {
+    every: Duration::from_millis(4),
+    burst: 64,
+};
+/// Budgets of such hosts: those with one share it.
+const HOSTS: usize = 1024;
 
 const PATTERN: &str = "Noise_IKpsk2_25519_ChaChaPoly_SHA256";
 pub(super) const HEADER: usize = 16;
@@ -261,6 +291,8 @@ pub enum Refusal {
     Unauthenticated,
     /// It was taken before.
     Replayed,
+    /// More handshakes than are looked at: its sender tries again.
+    TooMany,
 }
 
 /// A pair's handshakes and sessions.
@@ -534,13 +566,20 @@ pub enum Gate {
     Open(Box<Opened>),
 }
 
-/// The first look at handshakes, which remembers nothing of their senders.
+/// The first look at handshakes, which remembers nothing of those who have not shown that they are where they say.
 pub struct Gatekeeper {
     node: Option<(PrivateKey, [u8; KEY_LEN])>,
     group: Option<Identity>,
     /// This secret behind cookies, and the one before.
     secrets: [[u8; KEY_LEN]; 2],
     changed: Duration,
+    /// Cookies that were used since this secret is there, and under the one before.
+    used: [HashSet<[u8; MAC]>; 2],
+    of_peers: Budget,
+    of_hosts: Budget,
+    hosts: Box<[Budget]>,
+    /// Which of them is whose is nobody's choice.
+    by_address: RandomState,
 }
 
 impl Gatekeeper {
@@ -555,13 +594,56 @@ impl Gatekeeper {
             group: security.group.as_ref().map(Identity::group),
             secrets: [random(), random()],
             changed: Duration::ZERO,
+            used: Default::default(),
+            of_peers: Budget::default(),
+            of_hosts: Budget::default(),
+            hosts: vec![Budget::default(); HOSTS].into(),
+            by_address: RandomState::new(),
         }
     }
 
-    /// Looks at a handshake's first message from an address that may be a peer's.
+    fn change_secret(&mut self, now: Duration) {
+        let due = self.changed + COOKIE_EVERY;
+        if now < due && self.used[0].len() < MOST_USED {
+            return;
+        }
+        let before = match now < due + COOKIE_EVERY {
+            true => self.secrets[0],
+            false => random(),
+        };
+        self.changed = now;
+        self.secrets = [random(), before];
+        self.used.swap(0, 1);
+        self.used[0].clear();
+    }
+
+    /// Whether one more handshake is looked at, of a peer or of a host that is none.
+    fn may_open(&mut self, source: IpAddr, peer: Option<&mut Budget>, now: Duration) -> bool {
+        let budgets = match peer {
+            Some(peer) => [(peer, OF_A_PEER), (&mut self.of_peers, OF_PEERS)],
+            None => {
+                let at = self.by_address.hash_one(source) as usize % self.hosts.len();
+                [
+                    (&mut self.hosts[at], OF_A_HOST),
+                    (&mut self.of_hosts, OF_HOSTS),
+                ]
+            }
+        };
+        let may = budgets.iter().all(|(budget, most)| budget.has(*most, now));
+        if may {
+            for (budget, most) in budgets {
+                budget.take(most, now);
+            }
+        }
+        may
+    }
+
+    /// Looks at a handshake's first message from an address that may be a peer's. `peer`: what the one has that is known
+    /// there.
     pub fn look(
         &mut self,
         source: SocketAddr,
+        peer: Option<&mut Budget>,
         datagram: &[u8],
         now: Duration,
     ) -> Result<Gate, Refusal> {
@@ -578,20 +660,30 @@ impl Gatekeeper {
         if !same(hash, &mac(gate, &[hashed])) {
             return Err(Refusal::Unauthenticated);
         }
-        if now >= self.changed + COOKIE_EVERY {
-            self.changed = now;
-            self.secrets = [random(), self.secrets[0]];
-        }
         let address = source.to_string();
         let (header, rest) = hashed.split_at(HEADER);
         let (cookie, noise) = rest.split_at(MAC);
-        let [good, before] = [0, 1].map(|at| mac(&self.secrets[at], &[address.as_bytes()]));
-        if !same(cookie, &good) && !same(cookie, &before) {
+        self.change_secret(now);
+        let of_this = [address.as_bytes(), header, noise];
+        let [good, before] = [0, 1].map(|at| mac(&self.secrets[at], &of_this));
+        let used = match (same(cookie, &good), same(cookie, &before)) {
+            (true, _) => Some(good),
+            (_, true) => Some(before),
+            _ => None,
+        };
+        let Some(used) = used else {
             let mut answer = self::header(COOKIE, datagram[6], 0).to_vec();
             answer.extend_from_slice(hash);
             answer.extend_from_slice(&good);
             return Ok(Gate::Cookie(answer));
+        };
+        if self.used.iter().any(|all| all.contains(&used)) {
+            return Err(Refusal::Replayed);
         }
+        if !self.may_open(source.ip(), peer, now) {
+            return Err(Refusal::TooMany);
+        }
+        self.used[0].insert(used);
         let node;
         let identity = match (kind, &self.node, &self.group) {
             (AS_NODE, Some((key, _)), _) => {

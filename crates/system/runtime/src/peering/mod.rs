@@ -7,6 +7,7 @@
 //! numbers are still known. Subscriptions are told as changes, in the order of their versions ([`subscriptions`]).
 
 pub mod association;
+mod budget;
 pub mod keys;
 pub mod message;
 pub mod replay;
@@ -21,6 +22,7 @@ use crate::slots::{PeerSlot, Table};
 use association::{
     Association, COOKIE, Gate, Gatekeeper, INITIATE, Identity, KeyChange, RESPOND, Refusal, SEALED,
 };
+use budget::Budget;
 use keys::{PeerConfig, PublicKey, Security};
 use message::{
     DecodeError, INTRODUCED, LaneAnnouncement, Message, Outage, PROGRESS_ENTRIES, Page,
@@ -203,6 +205,8 @@ struct Peer {
     key: Option<PublicKey>,
     identity: Option<Identity>,
     association: Association,
+    /// Handshakes that it begins.
+    handshakes: Budget,
     name: String,
     label: u32,
     state: PeerState,
@@ -250,7 +254,7 @@ pub struct PeeringCounters {
     pub unauthenticated: u64,
     /// Taken before.
     pub replayed: u64,
-    /// Beyond [`MAX_SUBSCRIPTIONS`], or beyond [`MOST_ACCEPTED`].
+    /// Beyond [`MAX_SUBSCRIPTIONS`], beyond [`MOST_ACCEPTED`], or more handshakes than are looked at.
     pub too_many: u64,
 }
 
@@ -545,6 +549,7 @@ impl Peering {
                     Refusal::Malformed => self.counters.malformed += 1,
                     Refusal::Unauthenticated => self.counters.unauthenticated += 1,
                     Refusal::Replayed => self.counters.replayed += 1,
+                    Refusal::TooMany => self.counters.too_many += 1,
                 }
             }
             return;
@@ -697,7 +702,8 @@ impl Peering {
         now: Duration,
         effects: &mut Effects,
     ) -> Result<(), Refusal> {
-        let opened = match self.gatekeeper.look(source, bytes, now)? {
+        let peer = known.map(|at| &mut self.peers[at].handshakes);
+        let opened = match self.gatekeeper.look(source, peer, bytes, now)? {
             Gate::Cookie(answer) => {
                 effects.datagrams.push((source, answer));
                 return Ok(());
@@ -1187,6 +1193,7 @@ impl Peering {
             key: config.key,
             identity: Identity::of(&self.security, config.key),
             association: Association::default(),
+            handshakes: Budget::default(),
             name: String::new(),
             label: 0,
             state: PeerState::Trying,

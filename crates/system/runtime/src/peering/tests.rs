@@ -799,20 +799,21 @@ fn handshakes_that_cross_leave_both_with_a_session_that_the_other_has() {
             }
         };
         let again = [0, 1].map(
-            |at| match gates[1 - at].look(address(at), &begun[at], now) {
+            |at| match gates[1 - at].look(address(at), None, &begun[at], now) {
                 Ok(Gate::Cookie(cookie)) => pair[at].cookie(&identity, &cookie).expect("ours"),
                 _ => panic!("the address is not proven yet"),
             },
         );
         // Both are accepted before either is answered.
-        let answers = [0, 1].map(
-            |at| match gates[at].look(address(1 - at), &again[1 - at], now) {
-                Ok(Gate::Open(opened)) => {
-                    pair[at].accept(*opened, at as u64 + 1, now).expect("new").0
-                }
-                _ => panic!("the address is proven"),
-            },
-        );
+        let answers =
+            [0, 1].map(
+                |at| match gates[at].look(address(1 - at), None, &again[1 - at], now) {
+                    Ok(Gate::Open(opened)) => {
+                        pair[at].accept(*opened, at as u64 + 1, now).expect("new").0
+                    }
+                    _ => panic!("the address is proven"),
+                },
+            );
         for at in [0, 1] {
             pair[at].respond(&answers[1 - at], now).expect("the answer");
         }
@@ -1219,4 +1220,162 @@ fn a_name_that_moves_the_cursor_does_not_reach_the_log() {
             .iter()
             .all(|peer| peer.name == r"x\n\u{1b}[2J\u{202e}")
     );
+}
+
+/// A handshake as far as a gatekeeper wants to see that its sender is at the address.
+fn proven(
+    gate: &mut Gatekeeper,
+    peer: &mut Association,
+    incarnation: u64,
+    at: Duration,
+) -> Vec<u8> {
+    let identity = Identity::of(&group(), None).expect("a key");
+    let begun = peer.initiate(&identity, incarnation, at);
+    match gate.look(address(1), None, &begun, at) {
+        Ok(Gate::Cookie(cookie)) => peer.cookie(&identity, &cookie).expect("ours"),
+        _ => panic!("the address is not proven yet"),
+    }
+}
+
+#[test]
+fn a_cookie_is_good_for_one_handshake_and_once_and_for_a_while() {
+    let mut gate = Gatekeeper::new(&group());
+    let identity = Identity::of(&group(), None).expect("a key");
+    let mut peer = Association::default();
+    let first = proven(&mut gate, &mut peer, 1, SECOND);
+    assert!(matches!(
+        gate.look(address(1), None, &first, SECOND),
+        Ok(Gate::Open(_))
+    ));
+    let again = gate.look(address(1), None, &first, SECOND).err();
+    assert_eq!(again, Some(Refusal::Replayed));
+    // In another one.
+    let cookie = [
+        &[0; association::COOKIE_LEN - association::MAC],
+        &first[16..32],
+    ]
+    .concat();
+    let other = peer.initiate(&identity, 1, 2 * SECOND);
+    let mut answer = cookie;
+    answer[6] = other[6];
+    let at = association::HEADER + association::MAC;
+    answer[association::HEADER..at].copy_from_slice(&other[other.len() - association::MAC..]);
+    let other = peer.cookie(&identity, &answer).expect("as it should be");
+    assert_eq!(other[16..32], first[16..32]);
+    assert!(matches!(
+        gate.look(address(1), None, &other, 2 * SECOND),
+        Ok(Gate::Cookie(_))
+    ));
+    // One that nobody has used, by the next secret and by those that come after a silence.
+    for (wait, good) in [(9, true), (15, true), (25, false), (3600, false)] {
+        let mut gate = Gatekeeper::new(&group());
+        let unused = proven(&mut gate, &mut peer, 1, 20 * SECOND);
+        let looked = gate.look(address(1), None, &unused, (20 + wait) * SECOND);
+        assert_eq!(matches!(looked, Ok(Gate::Open(_))), good, "{wait} s");
+    }
+}
+
+#[test]
+fn whoever_replays_handshakes_of_two_incarnations_has_none_looked_at() {
+    let mut world = World::new(2);
+    // Whoever starts begins, each time as another one.
+    for incarnation in [3000, 4000] {
+        world.run(2 * SECOND, |_, _| false);
+        world.restart(1);
+        world.nodes[1].1 = world.node(1, incarnation);
+    }
+    world.run(2 * SECOND, |_, _| false);
+    let recorded = std::mem::take(&mut world.carried).into_iter();
+    let recorded: Vec<_> = recorded
+        .filter(|(from, _, bytes)| *from == 1 && bytes[5] == INITIATE && bytes[16..32] != [0; 16])
+        .collect();
+    assert!(recorded.len() >= 2);
+    let before = world.counters(0).replayed;
+    for _ in 0..100 {
+        for (_, _, bytes) in &recorded {
+            assert!(world.deliver(address(1), 0, bytes).is_empty());
+        }
+    }
+    assert_eq!(
+        world.counters(0).replayed - before,
+        100 * recorded.len() as u64
+    );
+    // Later the cookies are void.
+    world.run(30 * SECOND, |_, _| false);
+    for (_, _, bytes) in &recorded {
+        let answers = world.deliver(address(1), 0, bytes);
+        assert!(answers.iter().all(|(_, answer)| answer[5] == COOKIE));
+    }
+    assert_eq!(world.state(0, 1), PeerState::Up);
+}
+
+#[test]
+fn a_flood_of_handshakes_is_bounded_and_peers_get_through_meanwhile() {
+    let security = |seed| Security {
+        node: Some(own(seed)),
+        allow: vec![own(2).public()].into_iter().collect(),
+        ..Security::default()
+    };
+    let mut node = accepting(security(1));
+    let to = Some(own(1).public());
+    let peer = PeerConfig {
+        address: address(1),
+        key: Some(own(2).public()),
+    };
+    node.add(peer, SECOND, &mut Effects::default());
+    // Whoever it is shows that it is at its address: whether it is answered.
+    let begin = |node: &mut Peering, from: SocketAddr, seed, incarnation, now| {
+        let identity = Identity::of(&security(seed), to).expect("a key");
+        let mut association = Association::default();
+        let mut effects = Effects::default();
+        // Numbers are drawn: one that is taken is refused.
+        let taken = |number| {
+            let at = node.by_address.get(&from);
+            at.is_some_and(|&at| node.peers[at].association.is_taken(number))
+        };
+        let mut begun = association.initiate(&identity, incarnation, now);
+        while taken(begun[6]) {
+            begun = association.initiate(&identity, incarnation, now);
+        }
+        node.receive(from, &begun, now, &mut effects);
+        let (_, cookie) = effects.datagrams.pop().expect("a cookie");
+        let again = association.cookie(&identity, &cookie).expect("ours");
+        node.receive(from, &again, now, &mut effects);
+        let answer = effects.datagrams.pop();
+        answer.is_some_and(|(_, answer)| answer[5] == RESPOND)
+    };
+    let host = |at: u32| {
+        SocketAddr::new(
+            IpAddr::from(0x0a09_0000u32.wrapping_add(at).to_be_bytes()),
+            7,
+        )
+    };
+    // By one host, and by many: keys that nobody knows.
+    let mut refused = 0;
+    for at in 0..300 {
+        let from = if at < 100 { host(0) } else { host(at) };
+        assert!(!begin(&mut node, from, 3, 5, SECOND));
+        let counters = node.counters();
+        assert_eq!(
+            counters.unauthenticated + counters.too_many,
+            u64::from(at) + 1
+        );
+        refused = counters.too_many;
+    }
+    assert!(refused > 200, "{refused}");
+    assert!(begin(&mut node, address(1), 2, 6, SECOND), "a peer");
+    // One whose address somebody else uses is not heard for so long only as that one goes on.
+    for at in 0..20 {
+        begin(
+            &mut node,
+            address(1),
+            3,
+            5,
+            SECOND + at * Duration::from_millis(1),
+        );
+    }
+    assert!(!begin(&mut node, address(1), 2, 7, SECOND));
+    assert!(begin(&mut node, address(1), 2, 8, 3 * SECOND));
+    // And hosts that are allowed and not known yet, when the flood ends.
+    assert!(begin(&mut node, address(7), 2, 9, 3 * SECOND));
 }
