@@ -1274,8 +1274,8 @@ impl Told {
     fn compare(&mut self, stream: u32, holds: u64) {
         if stream == self.stream {
             self.acknowledge(stream, holds);
-        } else if self.acknowledged > 0 {
-            // It has lost what it had acknowledged.
+        } else if self.acknowledged > 0 || is_newer(stream, self.stream) {
+            // It has lost what it had acknowledged, or follows what was told before it was forgotten here.
             if is_newer(stream, self.stream) {
                 self.stream = stream;
             }

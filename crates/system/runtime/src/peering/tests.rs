@@ -1379,3 +1379,24 @@ fn a_flood_of_handshakes_is_bounded_and_peers_get_through_meanwhile() {
     // And hosts that are allowed and not known yet, when the flood ends.
     assert!(begin(&mut node, address(7), 2, 9, 3 * SECOND));
 }
+
+#[test]
+fn a_peer_that_was_forgotten_and_is_back_is_told_what_is_wanted() {
+    let mut world = World::new(2);
+    world.run(SECOND, |_, _| false);
+    world.subscribe(1, set([7]));
+    // It follows the second stream then.
+    world.restart(0);
+    world.run(2 * SECOND, |_, _| false);
+    assert_eq!(world.route(0, 1), Some(&set([7])));
+    let mut effects = Effects::default();
+    let (now, node) = (world.now, &mut world.nodes[1].1);
+    // Its goodbye is lost.
+    assert!(node.remove(address(0), &mut effects));
+    node.add(address(0).into(), now, &mut Effects::default());
+    world.apply(1, effects.changes);
+    world.run(5 * SECOND, |_, _| false);
+    world.subscribe(1, set([8]));
+    world.run(SECOND, |_, _| false);
+    assert_eq!(world.route(0, 1), Some(&set([8])));
+}
