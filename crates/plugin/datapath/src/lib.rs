@@ -342,6 +342,13 @@ pub trait Port: Send {
         false
     }
 
+    /// Whether so much waits for the peer that what is least worth is better not sent: the little room that is left is for
+    /// the rest. Cheap; false where the technology does not know.
+    fn is_crowded(&self, peer: PeerHandle) -> bool {
+        let _ = peer;
+        false
+    }
+
     /// Gives a reserved frame back unsent.
     fn cancel(&mut self, frame: Frame);
 

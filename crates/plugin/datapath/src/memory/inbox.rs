@@ -77,6 +77,11 @@ impl Inbox {
         }
     }
 
+    /// Whether only a quarter of the places is left.
+    pub(super) fn is_crowded(&self) -> bool {
+        4 * self.ready.len() >= 3 * self.ready.capacity()
+    }
+
     fn drop_one(&self) {
         // Relaxed here and in `dropped`: a counter orders nothing.
         self.dropped.fetch_add(1, Ordering::Relaxed);

@@ -225,6 +225,12 @@ impl Port for MemoryPort {
         self.queue.push_back(frame.0);
     }
 
+    fn is_crowded(&self, peer: PeerHandle) -> bool {
+        let peer = self.find(peer).and_then(|at| self.places[at].peer.as_ref());
+        let inbox = peer.and_then(|peer| peer.inbox.as_ref());
+        inbox.is_some_and(|inbox| inbox.is_crowded())
+    }
+
     fn cancel(&mut self, frame: Frame) {
         self.free.push(frame.0);
     }

@@ -143,7 +143,8 @@ pub(super) fn passed_on<'a>(datagram: &Datagram<'a>) -> Option<Datagram<'a>> {
     })
 }
 
-/// Passes a datagram on to the lane that it was meant for: a device's queues know nothing of lanes.
+/// Passes a datagram on to the lane that it was meant for: a device's queues know nothing of lanes. Only that lane can tell
+/// whether it is authentic: what the node's lanes say to each other has room that it does not take.
 pub(super) fn forward(
     counters: &LaneCounters,
     mesh: Option<&mut LanePort>,
@@ -157,6 +158,9 @@ pub(super) fn forward(
         else {
             return false;
         };
+        if mesh.port.is_crowded(*peer) {
+            return false;
+        }
         let Ok(frame) = mesh.port.reserve(*peer) else {
             return false;
         };

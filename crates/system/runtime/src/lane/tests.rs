@@ -437,6 +437,43 @@ fn what_a_sibling_lane_passes_on_is_its_senders_and_never_the_siblings_own() {
 }
 
 #[test]
+fn what_is_passed_on_leaves_room_for_what_lanes_say_to_each_other() {
+    let network = MemoryNetwork::new(MemoryNetworkConfig {
+        queue_depth: 16,
+        ..MemoryNetworkConfig::default()
+    });
+    let binds = ["192.0.2.1:1", "192.0.2.1:2"];
+    let [mut mesh, mut sibling] = binds.map(|bind| open(&network, bind));
+    let peer = mesh.connect(sibling.local()).expect("known");
+    let kind = MemoryNetwork::KIND;
+    let mut mesh = LanePort::new(kind, mesh, true, Arc::default(), None, false);
+    let counters = LaneCounters::default();
+    let payload = datagram_of(77);
+    let datagram = Datagram {
+        source: "192.0.2.9:7400".parse().expect("an address"),
+        destination_port: 7402,
+        payload: &payload,
+    };
+    for _ in 0..100 {
+        port::forward(&counters, Some(&mut mesh), &[(7402, peer)], &datagram);
+        assert!(mesh.port.flush());
+    }
+    let read = counters.read();
+    assert_eq!((read.rx_forwarded, read.rx_misdirected), (12, 88));
+    for _ in 0..4 {
+        let frame = mesh.port.reserve(peer).expect("a frame");
+        let class = TrafficClass::BEST_EFFORT;
+        mesh.port.commit(frame, 1, class, None);
+        assert!(mesh.port.flush());
+    }
+    let mut own = 0;
+    sibling.receive(100, &mut |datagram| {
+        own += usize::from(datagram.payload.len() == 1)
+    });
+    assert_eq!((own, sibling.counters().rx_dropped), (4, 0));
+}
+
+#[test]
 fn a_datagram_for_a_sibling_lane_is_not_given_up_while_its_sender_is_in_the_mailbox() {
     let network = MemoryNetwork::new(MemoryNetworkConfig::default());
     let binds = ["192.0.2.1:7401", "192.0.2.1:1", "192.0.2.1:2"];
