@@ -59,6 +59,8 @@ const OF_HOSTS: Allowance = Allowance {
     every: Duration::from_millis(4),
     burst: 64,
 };
+/// Wrong answers to a handshake that are looked at; it is given up then. Whoever has not seen it must guess its number.
+const WRONG_ANSWERS: u8 = 16;
 /// Budgets of such hosts: those with one share it.
 const HOSTS: usize = 1024;
 
@@ -269,6 +271,8 @@ struct Initiating {
     number: u8,
     noise: Vec<u8>,
     mac: [u8; MAC],
+    /// Answers that were not the peer's.
+    wrong: u8,
 }
 
 /// What has become of the sessions of a pair.
@@ -325,6 +329,7 @@ impl Association {
             number,
             noise,
             mac,
+            wrong: 0,
         });
         datagram
     }
@@ -367,7 +372,8 @@ impl Association {
             .read_message(&datagram[HEADER..], &mut payload);
         if read.is_err() {
             // Noise restores the state when an authentication fails.
-            self.initiating = Some(initiating);
+            initiating.wrong += 1;
+            self.initiating = (initiating.wrong < WRONG_ANSWERS).then_some(initiating);
             return Err(Refusal::Unauthenticated);
         }
         let of = u64::from_le_bytes(std::array::from_fn(|i| payload[i]));

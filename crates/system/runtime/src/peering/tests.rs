@@ -1238,6 +1238,29 @@ fn proven(
 }
 
 #[test]
+fn wrong_answers_to_a_handshake_are_looked_at_a_few_times() {
+    let identity = Identity::of(&group(), None).expect("a key");
+    for (wrong, good) in [(1, true), (15, true), (16, false)] {
+        let mut gate = Gatekeeper::new(&group());
+        let (mut peer, mut here) = (Association::default(), Association::default());
+        let begun = proven(&mut gate, &mut peer, 1, SECOND);
+        let Ok(Gate::Open(opened)) = gate.look(address(1), None, &begun, SECOND) else {
+            panic!("the address is proven");
+        };
+        let (answer, _) = here.accept(*opened, 2, SECOND).expect("new");
+        let mut forged = answer.clone();
+        forged[40] ^= 1;
+        for _ in 0..wrong {
+            assert_eq!(peer.respond(&forged, SECOND), Err(Refusal::Unauthenticated));
+        }
+        assert_eq!(peer.respond(&answer, SECOND).is_ok(), good, "{wrong}");
+        // The next one is another.
+        let begun = peer.initiate(&identity, 1, 2 * SECOND);
+        assert!(peer.is_taken(begun[6]));
+    }
+}
+
+#[test]
 fn a_cookie_is_good_for_one_handshake_and_once_and_for_a_while() {
     let mut gate = Gatekeeper::new(&group());
     let identity = Identity::of(&group(), None).expect("a key");
