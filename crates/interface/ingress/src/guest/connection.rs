@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
-use vhost_user_backend::{VhostUserBackend, VringEpollHandler, VringRwLock, VringT};
+use vhost_user_backend::{VhostUserBackend, VringEpollHandler, VringRwLock};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::bindings::virtio_net::{
     VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MQ,
@@ -137,8 +137,7 @@ impl Connection {
         let transmitter = &self.transmitters[at];
         let mut transmitter = transmitter.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..TURNS {
-            // An error is the guest's, and found again when the ring is read.
-            let _ = ring.disable_notification();
+            ring::quiet(ring);
             match transmitter.turn(ring, &self.memory) {
                 Turn::More => {}
                 Turn::Held => return self.again(at, ROOM),
@@ -159,7 +158,7 @@ impl Connection {
     fn receive(&self, ring: &VringRwLock) {
         let mut receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..TURNS {
-            let _ = ring.disable_notification();
+            ring::quiet(ring);
             let (mut used, mut starved, mut dry) = (false, false, false);
             for _ in 0..BURST {
                 let Receiver { packet, held } = &mut *receiver;
@@ -266,3 +265,6 @@ impl VhostUserBackend for Connection {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,8 @@
 //! Rings, descriptors and what they point to are the guest's. Nothing here trusts them: addresses are looked up in its memory, a chain is
 //! followed as long as the ring is at most, and what a chain holds is copied once before it is looked at.
 
+use std::sync::RwLockWriteGuard;
+
 use vhost_user_backend::{VringRwLock, VringState, VringT};
 use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
 use vm_memory::atomic::GuestMemoryLoadGuard;
@@ -20,19 +22,20 @@ const BUFFERS: std::ops::Range<usize> = 10..12;
 
 type Loaded = GuestMemoryLoadGuard<GuestMemoryMmap>;
 
-/// The guest does not use a ring now.
-struct Stopped;
+/// A ring that the guest uses now; `None`: it does not, and nothing may be written there, for the memory may be something else's by now. While
+/// this is held nobody stops it.
+fn running(ring: &VringRwLock) -> Option<RwLockWriteGuard<'_, VringState>> {
+    let state = ring.get_mut();
+    // A VMM may say where it is after it has started it.
+    let queue = state.get_queue();
+    let is_running = state.is_enabled() && queue.ready() && queue.avail_ring() != 0;
+    is_running.then_some(state)
+}
 
 /// Takes the next chain of a ring; `None`: there is none, or an index that cannot be, after which the guest has to reset its device.
-fn next(
-    state: &mut VringState,
-    memory: &Loaded,
-) -> Result<Option<DescriptorChain<Loaded>>, Stopped> {
-    if !state.is_enabled() || !state.get_queue().ready() {
-        return Err(Stopped);
-    }
+fn next(state: &mut VringState, memory: &Loaded) -> Option<DescriptorChain<Loaded>> {
     let chains = state.get_queue_mut().iter(memory.clone());
-    Ok(chains.ok().and_then(|mut chains| chains.next()))
+    chains.ok().and_then(|mut chains| chains.next())
 }
 
 /// What came out of a ring.
@@ -51,11 +54,12 @@ pub enum Taken {
 /// Takes the next frame that a guest sends; `packet` has it with its header then.
 pub fn take(ring: &VringRwLock, memory: &Memory, packet: &mut Vec<u8>) -> Taken {
     packet.clear();
-    let (mut state, memory) = (ring.get_mut(), memory.memory());
-    let chain = match next(&mut state, &memory) {
-        Ok(Some(chain)) => chain,
-        Ok(None) => return Taken::Empty,
-        Err(Stopped) => return Taken::Stopped,
+    let Some(mut state) = running(ring) else {
+        return Taken::Stopped;
+    };
+    let memory = memory.memory();
+    let Some(chain) = next(&mut state, &memory) else {
+        return Taken::Empty;
     };
     let head = chain.head_index();
     let mut whole = true;
@@ -94,11 +98,12 @@ pub enum Put {
 
 /// Puts a frame into the ring, with room for its header before it.
 pub fn put(ring: &VringRwLock, memory: &Memory, packet: &mut [u8]) -> Put {
-    let (mut state, memory) = (ring.get_mut(), memory.memory());
-    let chain = match next(&mut state, &memory) {
-        Ok(Some(chain)) => chain,
-        Ok(None) => return Put::NoBuffer,
-        Err(Stopped) => return Put::Stopped,
+    let Some(mut state) = running(ring) else {
+        return Put::Stopped;
+    };
+    let memory = memory.memory();
+    let Some(chain) = next(&mut state, &memory) else {
+        return Put::NoBuffer;
     };
     let head = chain.head_index();
     packet[..HEADER].fill(0);
@@ -126,9 +131,17 @@ pub fn put(ring: &VringRwLock, memory: &Memory, packet: &mut [u8]) -> Put {
     Put::Done
 }
 
+/// Has the guest keep to itself what it gives: it is looked for.
+pub fn quiet(ring: &VringRwLock) {
+    if let Some(mut state) = running(ring) {
+        // An error is the guest's, and found again when the ring is read.
+        let _ = state.disable_notification();
+    }
+}
+
 /// Has the guest tell of what it gives from here on. Whether it has given something already, which it has told of or not.
 pub fn listen(ring: &VringRwLock) -> bool {
-    ring.enable_notification().unwrap_or(false)
+    running(ring).is_some_and(|mut state| state.enable_notification().unwrap_or(false))
 }
 
 /// Tells the guest that buffers have been used, if it wants to be told.

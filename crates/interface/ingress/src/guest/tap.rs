@@ -40,6 +40,12 @@ impl Tap {
         Ok(tap)
     }
 
+    /// Something else that frames come from and go to.
+    #[cfg(test)]
+    pub(super) fn of(file: File) -> Self {
+        Self(file)
+    }
+
     /// Whether the host is to see a cable.
     pub(super) fn set_carrier(&self, carrier: bool) {
         // A kernel before 5.0 cannot: the host sees a cable that leads nowhere then.

@@ -204,6 +204,32 @@ fn vmms_come_and_go_and_so_does_the_runtime() {
 }
 
 #[test]
+fn the_memory_of_a_guest_that_was_reset_is_left_alone() {
+    let site = site();
+    let listener = site.listener();
+    // The frame leaves when the rings have been stopped.
+    let queue = "class=5,cycle=1s,lead=1s";
+    let device = site.attach_guest(&["--queue", queue]);
+    let mut vmm = Vmm::start(&site.vhost_user(), 1);
+    site.until_plugged_in();
+    vmm.send(0, &[datagram(&site, 0, 1)]);
+    for ring in [0, 1] {
+        vmm.stop_ring(ring);
+    }
+    // The memory is somebody else's by now.
+    vmm.overwrite(0xaa);
+    // The thread of the sending ring has had a turn when it knows what became of the frame, and the other one when something came.
+    site.until_guest(0, "sent", 1);
+    let before = site.guest_counted(0, "received-down");
+    until("something comes for the guest", || {
+        listener.send_to(b"asks", (GUEST, 7)).expect("sent");
+        (site.guest_counted(0, "received-down") > before).then_some(())
+    });
+    assert!(vmm.is_all(0xaa));
+    device.terminate();
+}
+
+#[test]
 fn a_device_that_is_served_anew_goes_on_where_it_was_left() {
     let site = site();
     let listener = site.listener();

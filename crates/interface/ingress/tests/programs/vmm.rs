@@ -136,6 +136,21 @@ impl Vmm {
         self.frontend.get_vring_base(ring).expect("a place")
     }
 
+    /// Writes over all of the guest's memory.
+    pub fn overwrite(&self, octet: u8) {
+        let all = vec![octet; MEMORY as usize];
+        let written = self.memory.write_slice(&all, GuestAddress(0));
+        written.expect("in memory");
+    }
+
+    /// Whether it is all as it was written over.
+    pub fn is_all(&self, octet: u8) -> bool {
+        let mut all = vec![0; MEMORY as usize];
+        let read = self.memory.read_slice(&mut all, GuestAddress(0));
+        read.expect("in memory");
+        all.iter().all(|found| *found == octet)
+    }
+
     /// Tells the device that there is something.
     pub fn kick(&self, ring: usize) {
         self.kicks[ring].write(1).expect("told");

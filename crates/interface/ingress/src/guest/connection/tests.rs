@@ -1,0 +1,153 @@
+//! A connection whose events are given to it one by one, with a driver's memory and a tap device of the test's own.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+
+use vhost_user_backend::VringT;
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryMmap};
+
+use super::*;
+use crate::guest::Options;
+use crate::guest::queue::Queue;
+
+const MEMORY: usize = 1 << 20;
+const RING: u16 = 8;
+/// How much each buffer holds: more than a frame may have.
+const BUFFER: u32 = 16 << 10;
+/// `VIRTQ_DESC_F_WRITE`.
+const WRITE: u16 = 2;
+
+/// The guest receives by the first ring and sends by the second one, which is a thread's each.
+const RECEIVING: usize = 0;
+const SENDING: usize = 1;
+
+struct Guest {
+    connection: Connection,
+    /// The host's end of the tap device.
+    host: UnixDatagram,
+    memory: Memory,
+    rings: [VringRwLock; 2],
+}
+
+fn descriptors(ring: usize) -> u64 {
+    0x1000 + ring as u64 * 0x4000
+}
+
+fn available(ring: usize) -> u64 {
+    descriptors(ring) + 0x1000
+}
+
+fn used(ring: usize) -> u64 {
+    descriptors(ring) + 0x2000
+}
+
+fn buffer(ring: usize, at: u16) -> u64 {
+    (128 << 10) + (ring as u64 * u64::from(RING) + u64::from(at)) * u64::from(BUFFER)
+}
+
+impl Guest {
+    /// Notifications are by index, or by flags.
+    fn new(by_index: bool) -> Self {
+        let options = Options {
+            socket: "/nowhere".into(),
+            tap: "none".into(),
+            queues: vec![Queue::Kernel],
+            required: false,
+        };
+        let (host, device) = UnixDatagram::pair().expect("a pair");
+        host.set_nonblocking(true).expect("set");
+        device.set_nonblocking(true).expect("set");
+        let tap = Arc::new(Tap::of(File::from(OwnedFd::from(device))));
+        let shared = Arc::new(Shared::new(&options));
+        let sends = Transmitter::new(&Queue::Kernel, 0, String::new(), false, &tap, &shared);
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]);
+        let memory = Memory::new(memory.expect("memory"));
+        let sends = [Mutex::new(sends.expect("of the kernel"))].into();
+        let rings = [RECEIVING, SENDING].map(|at| {
+            let ring = VringRwLock::new(memory.clone(), RING).expect("a ring");
+            ring.set_queue_info(descriptors(at), available(at), used(at))
+                .expect("places");
+            ring.set_queue_event_idx(by_index);
+            ring.set_enabled(true);
+            ring.set_queue_ready(true);
+            ring
+        });
+        let connection = Connection::new(sends, tap, shared, memory.clone());
+        Self {
+            connection: connection.expect("timers"),
+            host,
+            memory,
+            rings,
+        }
+    }
+
+    /// An event of a thread: here the one for what is sent is the first.
+    fn event(&self, ring: usize) {
+        let thread = 1 - ring;
+        let rings = std::slice::from_ref(&self.rings[ring]);
+        let handled = self.connection.handle_event(0, EventSet::IN, rings, thread);
+        handled.expect("it goes on");
+    }
+
+    /// Offers a buffer.
+    fn offer(&self, ring: usize, at: u16, length: u32, flags: u16) {
+        let place = descriptors(ring) + u64::from(at) * 16;
+        self.write(&buffer(ring, at).to_le_bytes(), place);
+        self.write(&length.to_le_bytes(), place + 8);
+        self.write(&flags.to_le_bytes(), place + 12);
+        let index = self.index(available(ring));
+        let entry = available(ring) + 4 + u64::from(index % RING) * 2;
+        self.write(&at.to_le_bytes(), entry);
+        self.say_offered(ring, index.wrapping_add(1));
+    }
+
+    fn say_offered(&self, ring: usize, index: u16) {
+        self.write(&index.to_le_bytes(), available(ring) + 2);
+    }
+
+    fn write(&self, octets: &[u8], at: u64) {
+        let written = self.memory.memory().write_slice(octets, GuestAddress(at));
+        written.expect("in memory");
+    }
+
+    /// How far a ring's owner is.
+    fn index(&self, ring: u64) -> u16 {
+        let index = self.memory.memory().read_obj(GuestAddress(ring + 2));
+        index.expect("in memory")
+    }
+
+    fn all_memory(&self) -> Vec<u8> {
+        let mut all = vec![0; MEMORY];
+        let read = self.memory.memory().read_slice(&mut all, GuestAddress(0));
+        read.expect("in memory");
+        all
+    }
+}
+
+#[test]
+fn memory_of_a_ring_that_does_not_run_is_not_written_to() {
+    for by_index in [false, true] {
+        let stops: [fn(&VringRwLock); 3] = [
+            |ring| ring.set_queue_ready(false),
+            |ring| ring.set_enabled(false),
+            // Its place is not known yet.
+            |ring| ring.set_queue_info(0, 0, 0).expect("a place"),
+        ];
+        for stop in stops {
+            let guest = Guest::new(by_index);
+            guest.offer(RECEIVING, 0, BUFFER, WRITE);
+            guest.offer(SENDING, 0, 100, 0);
+            for ring in &guest.rings {
+                stop(ring);
+            }
+            let all = vec![0xaa; MEMORY];
+            guest.write(&all, 0);
+            guest.host.send(&[7; 60]).expect("sent");
+            for ring in [SENDING, RECEIVING] {
+                guest.event(ring);
+            }
+            assert!(guest.all_memory() == all, "{by_index}");
+        }
+    }
+}
