@@ -176,6 +176,10 @@ impl Connection {
                         used = true;
                         self.shared.count(0, Own::Unfit);
                     }
+                    Put::Broken => {
+                        self.shared.count(0, Own::Broken);
+                        self.shared.count(0, Own::Down);
+                    }
                     Put::Stopped => self.shared.count(0, Own::Down),
                     Put::NoBuffer => {
                         *held = Some(length);

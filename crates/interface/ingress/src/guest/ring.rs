@@ -4,6 +4,7 @@
 //! followed as long as the ring is at most, and what a chain holds is copied once before it is looked at.
 
 use std::sync::RwLockWriteGuard;
+use std::sync::atomic::Ordering;
 
 use vhost_user_backend::{VringRwLock, VringState, VringT};
 use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
@@ -32,10 +33,36 @@ fn running(ring: &VringRwLock) -> Option<RwLockWriteGuard<'_, VringState>> {
     is_running.then_some(state)
 }
 
-/// Takes the next chain of a ring; `None`: there is none, or an index that cannot be, after which the guest has to reset its device.
-fn next(state: &mut VringState, memory: &Loaded) -> Option<DescriptorChain<Loaded>> {
-    let chains = state.get_queue_mut().iter(memory.clone());
-    chains.ok().and_then(|mut chains| chains.next())
+/// What there is instead of a chain.
+enum Without {
+    /// Nothing waits.
+    Empty,
+    /// What the guest says of the ring cannot be. It is stopped, as a VMM would, until one starts it again: looking at it any more would
+    /// always find something, and nothing that can be taken.
+    Broken,
+    /// The guest does not use this ring now.
+    Stopped,
+}
+
+/// Takes the next chain of a ring.
+fn next<'a>(
+    ring: &'a VringRwLock,
+    memory: &Memory,
+) -> Result<(RwLockWriteGuard<'a, VringState>, DescriptorChain<Loaded>), Without> {
+    let mut state = running(ring).ok_or(Without::Stopped)?;
+    let (memory, queue) = (memory.memory(), state.get_queue_mut());
+    let offered = queue.avail_idx(&*memory, Ordering::Acquire);
+    if offered.is_ok_and(|index| index.0 == queue.next_avail()) {
+        return Err(Without::Empty);
+    }
+    let chains = queue.iter(memory);
+    match chains.ok().and_then(|mut chains| chains.next()) {
+        Some(chain) => Ok((state, chain)),
+        None => {
+            queue.set_ready(false);
+            Err(Without::Broken)
+        }
+    }
 }
 
 /// What came out of a ring.
@@ -47,6 +74,8 @@ pub enum Taken {
     Malformed,
     /// Nothing waits.
     Empty,
+    /// The ring cannot be, and is not used from here on.
+    Broken,
     /// The guest does not use this ring now.
     Stopped,
 }
@@ -54,23 +83,23 @@ pub enum Taken {
 /// Takes the next frame that a guest sends; `packet` has it with its header then.
 pub fn take(ring: &VringRwLock, memory: &Memory, packet: &mut Vec<u8>) -> Taken {
     packet.clear();
-    let Some(mut state) = running(ring) else {
-        return Taken::Stopped;
-    };
-    let memory = memory.memory();
-    let Some(chain) = next(&mut state, &memory) else {
-        return Taken::Empty;
+    let (mut state, chain) = match next(ring, memory) {
+        Ok(next) => next,
+        Err(Without::Empty) => return Taken::Empty,
+        Err(Without::Broken) => return Taken::Broken,
+        Err(Without::Stopped) => return Taken::Stopped,
     };
     let head = chain.head_index();
     let mut whole = true;
-    for part in chain.readable() {
+    for part in chain.clone().readable() {
         let (at, length) = (packet.len(), part.len() as usize);
         if length > HEADER + LONGEST - at {
             whole = false;
             break;
         }
         packet.resize(at + length, 0);
-        if memory.read_slice(&mut packet[at..], part.addr()).is_err() {
+        let read = chain.memory().read_slice(&mut packet[at..], part.addr());
+        if read.is_err() {
             whole = false;
             break;
         }
@@ -92,18 +121,19 @@ pub enum Put {
     Unfit,
     /// The guest has no buffer now.
     NoBuffer,
+    /// The ring cannot be, and is not used from here on.
+    Broken,
     /// The guest does not use this ring now.
     Stopped,
 }
 
 /// Puts a frame into the ring, with room for its header before it.
 pub fn put(ring: &VringRwLock, memory: &Memory, packet: &mut [u8]) -> Put {
-    let Some(mut state) = running(ring) else {
-        return Put::Stopped;
-    };
-    let memory = memory.memory();
-    let Some(chain) = next(&mut state, &memory) else {
-        return Put::NoBuffer;
+    let (mut state, chain) = match next(ring, memory) {
+        Ok(next) => next,
+        Err(Without::Empty) => return Put::NoBuffer,
+        Err(Without::Broken) => return Put::Broken,
+        Err(Without::Stopped) => return Put::Stopped,
     };
     let head = chain.head_index();
     packet[..HEADER].fill(0);
@@ -115,9 +145,9 @@ pub fn put(ring: &VringRwLock, memory: &Memory, packet: &mut [u8]) -> Put {
         .sum();
     let mut rest = &*packet;
     if room >= packet.len() as u64 {
-        for part in chain.writable() {
+        for part in chain.clone().writable() {
             let (now, later) = rest.split_at(rest.len().min(part.len() as usize));
-            if memory.write_slice(now, part.addr()).is_err() {
+            if chain.memory().write_slice(now, part.addr()).is_err() {
                 break;
             }
             rest = later;

@@ -34,14 +34,17 @@ pub(super) enum Own {
     Unfit,
     /// Frames for the guest that came while it had its device down.
     Down,
+    /// No frame: a ring that cannot be.
+    Broken,
 }
 /// Their names.
-const OWN: [&str; 5] = [
+const OWN: [&str; 6] = [
     "kernel",
     "kernel-refused",
     "received",
     "received-too-long",
     "received-down",
+    "ring-broken",
 ];
 const COUNTERS: usize = READER_COUNTERS.len() + OWN.len();
 
@@ -96,7 +99,7 @@ impl Shared {
         *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
     }
 
-    fn status(&self) -> Status {
+    pub(super) fn status(&self) -> Status {
         let queues = self
             .queues
             .iter()

@@ -88,6 +88,10 @@ impl Transmitter {
                     self.counters.unserved(Unserved::Malformed);
                     continue;
                 }
+                Taken::Broken => {
+                    self.shared.count(self.at, Own::Broken);
+                    return Turn::Empty;
+                }
                 Taken::Empty | Taken::Stopped => return Turn::Empty,
             }
             *used = true;

@@ -286,6 +286,11 @@ fn a_driver_that_does_what_none_may_is_served_as_far_as_it_makes_sense_and_harms
     // An index that jumps: nothing more of this ring is taken until it is reset.
     vmm.set_offered(1, 20_000);
     vmm.kick(1);
+    site.until_guest(0, "ring-broken", 1);
+    vmm.restart_ring(1);
+    vmm.send(0, std::slice::from_ref(&good));
+    assert_eq!(numbers(&listener, 1), [77]);
+    site.until_guest(0, "ring-broken", 1);
     // Rings in a place where there is no memory are refused, and the connection with them.
     drop(vmm);
     // A head outside the table, and a buffer to receive in that is none.

@@ -136,6 +136,19 @@ impl Vmm {
         self.frontend.get_vring_base(ring).expect("a place")
     }
 
+    /// Starts one anew, as after a reset of the guest's device.
+    pub fn restart_ring(&mut self, ring: usize) {
+        self.stop_ring(ring);
+        for place in [available(ring), used(ring)] {
+            self.memory
+                .write_obj(0u32, GuestAddress(place))
+                .expect("in memory");
+        }
+        self.offered[ring] = 0;
+        self.returned[ring] = 0;
+        self.start_ring(ring);
+    }
+
     /// Writes over all of the guest's memory.
     pub fn overwrite(&self, octet: u8) {
         let all = vec![octet; MEMORY as usize];

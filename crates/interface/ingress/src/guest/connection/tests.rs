@@ -117,6 +117,22 @@ impl Guest {
         index.expect("in memory")
     }
 
+    /// Whether the thread of a ring is to have a turn although nothing comes.
+    fn is_awake(&self, ring: usize) -> bool {
+        let timer = &self.connection.timers[1 - ring];
+        let rest = rustix::time::timerfd_gettime(timer)
+            .expect("a timer")
+            .it_value;
+        (rest.tv_sec, rest.tv_nsec) != (0, 0) || rustix::io::read(timer, &mut [0; 8]).is_ok()
+    }
+
+    fn counted(&self, name: &str) -> u64 {
+        let status = self.connection.shared.status();
+        let mut counters = status.queues[0].counters.iter();
+        let counter = counters.find(|counter| counter.name == name);
+        counter.expect("a counter of that name").frames
+    }
+
     fn all_memory(&self) -> Vec<u8> {
         let mut all = vec![0; MEMORY];
         let read = self.memory.memory().read_slice(&mut all, GuestAddress(0));
@@ -149,5 +165,44 @@ fn memory_of_a_ring_that_does_not_run_is_not_written_to() {
             }
             assert!(guest.all_memory() == all, "{by_index}");
         }
+    }
+}
+
+#[test]
+fn a_ring_that_cannot_be_is_left_alone_until_it_is_started_again() {
+    let breaks: [fn(&Guest, usize); 2] = [
+        |guest, ring| guest.say_offered(ring, 20_000),
+        // The index is at the end of the memory, and what it is of behind it.
+        |guest, ring| {
+            let end = MEMORY as u64 - 4;
+            let state = &guest.rings[ring];
+            state
+                .set_queue_info(descriptors(ring), end, used(ring))
+                .expect("a place");
+            guest.write(&1u16.to_le_bytes(), end + 2);
+        },
+    ];
+    for (is_broken, ring) in breaks
+        .into_iter()
+        .flat_map(|one| [(one, RECEIVING), (one, SENDING)])
+    {
+        let guest = Guest::new(false);
+        is_broken(&guest, ring);
+        for _ in 0..3 {
+            guest.host.send(&[7; 60]).expect("sent");
+            guest.event(ring);
+            assert!(!guest.is_awake(ring), "of {ring}");
+        }
+        assert_eq!(guest.counted("ring-broken"), 1);
+        guest.rings[ring]
+            .set_queue_info(descriptors(ring), available(ring), used(ring))
+            .expect("a place");
+        guest.rings[ring].set_queue_ready(true);
+        guest.say_offered(ring, 0);
+        guest.offer(ring, 0, 100, if ring == RECEIVING { WRITE } else { 0 });
+        guest.host.send(&[7; 60]).expect("sent");
+        guest.event(ring);
+        assert_eq!(guest.index(used(ring)), 1);
+        assert_eq!(guest.counted("ring-broken"), 1);
     }
 }
