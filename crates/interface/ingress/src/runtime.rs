@@ -226,6 +226,11 @@ impl Runtime {
         !self.pending.is_empty()
     }
 
+    /// The same of frames that go to a place.
+    pub(crate) fn is_pending_towards(&self, towards: Towards) -> bool {
+        self.pending.iter().any(|(_, other)| *other == towards)
+    }
+
     /// Tells what became of frames.
     pub(crate) fn settle(&mut self, mut tell: impl FnMut(Outcome)) {
         let Self {

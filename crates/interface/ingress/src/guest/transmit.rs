@@ -11,6 +11,7 @@ use super::queue::{Queue, Served};
 use super::ring::{self, HEADER, LONGEST, Memory, Taken};
 use super::status::{Own, Shared};
 use super::tap::Tap;
+use crate::ClassFrom;
 use crate::counters::{Counters, Unserved};
 use crate::error::Error;
 use crate::record::Towards;
@@ -18,6 +19,14 @@ use crate::runtime::{Emitted, Runtime, TICK, Turn};
 
 /// Frames of one turn, of either direction.
 pub(super) const BURST: usize = 64;
+
+/// What the frame in hand waits for.
+enum Held {
+    /// Room in the runtime.
+    Room(FrameOptions, Towards),
+    /// Frames of this queue that go to the same place and have been given to the runtime: it is the kernel's, and is not to overtake them.
+    Behind(Towards),
+}
 
 /// One queue of a guest.
 pub(super) struct Transmitter {
@@ -29,8 +38,8 @@ pub(super) struct Transmitter {
     counters: Counters,
     /// The frame in hand, behind its header.
     packet: Vec<u8>,
-    /// It waits for room in the runtime.
-    held: Option<(FrameOptions, Towards)>,
+    /// What it waits for.
+    held: Option<Held>,
     next_tick: Instant,
 }
 
@@ -75,9 +84,12 @@ impl Transmitter {
     }
 
     fn burst(&mut self, ring: &VringRwLock, memory: &Memory, used: &mut bool) -> Turn {
-        if let Some((options, towards)) = self.held.take()
-            && !self.emit(options, towards)
-        {
+        let done = match self.held.take() {
+            Some(Held::Room(options, towards)) => self.emit(options, towards),
+            Some(Held::Behind(towards)) => self.give_back(Some(towards)),
+            None => true,
+        };
+        if !done {
             return Turn::Held;
         }
         for _ in 0..BURST {
@@ -117,10 +129,7 @@ impl Transmitter {
                 };
                 self.emit(options, towards)
             }
-            Err(why) => {
-                self.unserved(why);
-                true
-            }
+            Err(why) => self.unserved(why),
         }
     }
 
@@ -133,22 +142,43 @@ impl Transmitter {
             Emitted::Yes => true,
             Emitted::NoRoom => {
                 runtime.settle(|outcome| self.counters.outcome(outcome));
-                self.held = Some((options, towards));
+                self.held = Some(Held::Room(options, towards));
                 false
             }
-            Emitted::Unserved(why) => {
-                self.unserved(why);
-                true
-            }
+            Emitted::Unserved(why) => self.unserved(why),
         }
     }
 
-    fn unserved(&mut self, why: Unserved) {
+    /// Does what is to be done with a frame that the runtime does not send. Whether it is done with.
+    fn unserved(&mut self, why: Unserved) -> bool {
         self.counters.unserved(why);
-        if !self.required {
-            self.counters.given_back();
-            self.hand_to_kernel();
+        // What is sent by a queue of one class is the listener's, and nobody else's by way of the host's bridge.
+        let is_foreign = why == Unserved::Source && self.is_of_one_class();
+        if self.required || is_foreign {
+            return true;
         }
+        self.give_back(Towards::of(&self.packet[HEADER..]))
+    }
+
+    fn is_of_one_class(&self) -> bool {
+        let served = self.served.as_ref();
+        served.is_some_and(|(served, _)| matches!(served.class, ClassFrom::Fixed(_)))
+    }
+
+    /// Gives the frame in hand to the kernel, behind those that the runtime has for the same place. Whether it is done with.
+    fn give_back(&mut self, towards: Option<Towards>) -> bool {
+        if let (Some((_, runtime)), Some(towards)) = (&mut self.served, towards)
+            && runtime.is_pending_towards(towards)
+        {
+            runtime.settle(|outcome| self.counters.outcome(outcome));
+            if runtime.is_pending_towards(towards) {
+                self.held = Some(Held::Behind(towards));
+                return false;
+            }
+        }
+        self.counters.given_back();
+        self.hand_to_kernel();
+        true
     }
 
     fn hand_to_kernel(&mut self) {

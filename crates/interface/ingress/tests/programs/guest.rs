@@ -35,6 +35,13 @@ fn datagram(site: &Site, class: u8, number: u32) -> Vec<u8> {
     frame
 }
 
+/// The same, from a station that is not the guest's.
+fn foreign(site: &Site, number: u32) -> Vec<u8> {
+    let mut frame = datagram(site, 0, number);
+    frame[6..12].copy_from_slice(&[2, 9, 9, 9, 9, 9]);
+    frame
+}
+
 fn site() -> Site {
     let site = Site::bridged();
     site.add_tap();
@@ -150,8 +157,7 @@ fn tagged_frames_are_of_the_class_of_their_priority_where_the_vlan_is_the_guests
 #[test]
 fn what_the_runtime_does_not_send_is_the_kernels_or_with_required_nobodys() {
     let site = site();
-    let mut foreign = datagram(&site, 0, 1);
-    foreign[6..12].copy_from_slice(&[2, 9, 9, 9, 9, 9]);
+    let foreign = foreign(&site, 1);
     let arp = [&[0xff; 6][..], &GUEST_MAC, &[8, 6], &[0; 28]].concat();
     for required in [false, true] {
         let more: &[&str] = if required { &["--required"] } else { &[] };
@@ -164,6 +170,66 @@ fn what_the_runtime_does_not_send_is_the_kernels_or_with_required_nobodys() {
         site.until_guest(0, "given-back", if required { 0 } else { 2 });
         device.terminate();
     }
+}
+
+#[test]
+fn what_the_runtime_does_not_send_overtakes_nothing_that_it_has_for_the_same_place() {
+    let site = site();
+    let wire = site.capture();
+    // The runtime has the first one for at least a second.
+    let queue = "class=frame,cycle=1s,lead=1s";
+    let device = site.attach_guest(&["--queue", queue]);
+    let mut vmm = Vmm::start(&site.vhost_user(), 1);
+    site.until_plugged_in();
+    // What goes elsewhere does not wait.
+    let mut elsewhere = foreign(&site, 3);
+    elsewhere[..6].fill(0xff);
+    vmm.send(0, &[datagram(&site, 0, 1), elsewhere, foreign(&site, 2)]);
+    site.until_guest(0, "kernel", 2);
+    site.until_guest(0, "sent", 1);
+    let numbers: Vec<_> = wire.wait(3).iter().map(|one| one.number).collect();
+    assert_eq!(numbers, [3, 1, 2]);
+    device.terminate();
+}
+
+#[test]
+fn what_waits_behind_frames_of_a_runtime_that_ends_goes_the_kernels_way() {
+    let mut site = site();
+    let listener = site.listener();
+    // The runtime has the first one for as long as it is there.
+    let queue = "class=frame,cycle=10s,lead=10s";
+    let device = site.attach_guest(&["--queue", queue]);
+    let mut vmm = Vmm::start(&site.vhost_user(), 1);
+    site.until_plugged_in();
+    vmm.send(0, &[datagram(&site, 0, 1), foreign(&site, 2)]);
+    site.until_guest(0, "foreign-source-address", 1);
+    site.until_guest(0, "kernel", 0);
+    site.kill_daemon();
+    assert_eq!(numbers(&listener, 1), [2]);
+    site.until_guest(0, "lost", 1);
+    site.until_guest(0, "given-back", 1);
+    device.terminate();
+}
+
+#[test]
+fn what_a_queue_of_one_class_sends_by_the_addresses_of_others_goes_nowhere() {
+    let site = site();
+    let listener = site.listener();
+    let device = site.attach_guest(&["--queue", "class=5"]);
+    let mut vmm = Vmm::start(&site.vhost_user(), 1);
+    site.until_plugged_in();
+    let by_mac = foreign(&site, 1);
+    let mut by_address = datagram(&site, 0, 2);
+    // The sum of the header stays right.
+    by_address[14 + 12..14 + 16].rotate_left(2);
+    let arp = [&[0xff; 6][..], &GUEST_MAC, &[8, 6], &[0; 28]].concat();
+    vmm.send(0, &[by_mac, by_address, arp, datagram(&site, 0, 3)]);
+    assert_eq!(numbers(&listener, 1), [3]);
+    site.until_guest(0, "foreign-source-address", 2);
+    site.until_guest(0, "foreign-frame", 1);
+    site.until_guest(0, "given-back", 1);
+    site.until_guest(0, "kernel", 1);
+    device.terminate();
 }
 
 #[test]
