@@ -59,6 +59,16 @@ impl Drop for Ending<'_> {
     }
 }
 
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let receiver = self.receiver.get_mut();
+        let receiver = receiver.unwrap_or_else(PoisonError::into_inner);
+        if receiver.held.is_some() {
+            self.shared.count(0, Own::Down);
+        }
+    }
+}
+
 /// The frame for the guest that is in hand.
 struct Receiver {
     packet: Box<[u8]>,
@@ -84,7 +94,8 @@ impl Connection {
                 .collect::<Result<_, _>>()
                 .map_err(|e| e.to_string())?,
             receiver: Mutex::new(Receiver {
-                packet: vec![0; HEADER + LONGEST].into(),
+                // One more octet tells a frame that is too long from one that is not.
+                packet: vec![0; HEADER + LONGEST + 1].into(),
                 held: None,
             }),
             transmitters,
@@ -167,6 +178,10 @@ impl Connection {
                     dry = true;
                     break;
                 };
+                if length > LONGEST {
+                    self.shared.count(0, Own::Unfit);
+                    continue;
+                }
                 match ring::put(ring, &self.memory, &mut packet[..HEADER + length]) {
                     Put::Done => {
                         used = true;

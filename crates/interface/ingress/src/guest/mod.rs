@@ -48,8 +48,8 @@ use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 use crate::error::Error;
 use connection::{Connection, Ending};
 use queue::Queue;
-use status::Shared;
 pub use status::{Counter, QueueStatus, Status, status};
+use status::{Own, Shared};
 use tap::Tap;
 use transmit::Transmitter;
 
@@ -118,7 +118,7 @@ impl Guest {
         let stop = stop.as_fd();
         while wait_for(&self.listener, stop)? {
             // What has come for nobody is not for who comes now.
-            self.tap.discard();
+            self.shared.add(0, Own::Down, self.tap.discard());
             // A VMM that talks nonsense: the next one is as welcome.
             if let Err(told) = self.serve(stop) {
                 self.shared.note(told);

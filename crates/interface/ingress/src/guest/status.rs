@@ -30,9 +30,9 @@ pub(super) enum Own {
     KernelRefused,
     /// Frames that the guest got.
     Received,
-    /// Frames for the guest that its buffers were too small for.
+    /// Frames for the guest that its buffers were too small for, or that are longer than a frame may be.
     Unfit,
-    /// Frames for the guest that came while it had its device down.
+    /// Frames for the guest that came while it had its device down, or none.
     Down,
     /// No frame: a ring that cannot be.
     Broken,
@@ -83,8 +83,13 @@ impl Shared {
 
     /// Counts something of a queue.
     pub(super) fn count(&self, queue: usize, own: Own) {
+        self.add(queue, own, 1);
+    }
+
+    /// Counts something of a queue that there is so often.
+    pub(super) fn add(&self, queue: usize, own: Own, count: u64) {
         let counter = &self.queues[queue].1[READER_COUNTERS.len() + own as usize];
-        counter.fetch_add(1, Ordering::Relaxed);
+        counter.fetch_add(count, Ordering::Relaxed);
     }
 
     /// What has become of a queue's frames so far, in the order of [`READER_COUNTERS`].

@@ -62,14 +62,11 @@ impl Tap {
         (&self.0).write(frame).is_ok()
     }
 
-    /// Drops what waits, as far as it waits now.
-    pub(super) fn discard(&self) {
+    /// Drops what waits, as far as it waits now. How many frames that were.
+    pub(super) fn discard(&self) -> u64 {
         // As many as such a device queues, and more.
-        for _ in 0..16_384 {
-            if self.read(&mut [0; 64]).is_none() {
-                break;
-            }
-        }
+        let frames = (0..16_384).map_while(|_| self.read(&mut [0; 64]));
+        frames.count() as u64
     }
 
     /// For an event of its.

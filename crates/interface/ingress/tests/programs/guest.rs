@@ -2,10 +2,12 @@
 //! may. The guest is one of ours ([`Vmm`]); real ones are in `qemu`.
 
 use std::io::Write;
+use std::net::UdpSocket;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 use takt_clock::{Clock, SystemTai};
+use takt_lab::Host;
 use takt_testing::until;
 use takt_wire::checksum::PartialSum;
 
@@ -87,12 +89,7 @@ fn queues_of_a_class_leave_by_the_runtime_and_all_else_is_the_kernels_as_is_what
     let expected = [[(false, 0); 50], [(true, 5); 50]].concat();
     assert_eq!(classes, expected);
     // The far pod answers: by the kernel's tunnel and bridge to the tap device.
-    let neighbour = format!("neighbour replace {GUEST} lladdr {} dev eth0", mac());
-    let status = Command::new("ip")
-        .args(["-n", site.there().namespace()])
-        .args(neighbour.split(' '))
-        .status();
-    assert!(status.expect("ip").success());
+    knows_guest(site.there());
     let answer = b"to the guest";
     listener.send_to(answer, (GUEST, 7)).expect("sent");
     until("the answer comes", || {
@@ -102,6 +99,16 @@ fn queues_of_a_class_leave_by_the_runtime_and_all_else_is_the_kernels_as_is_what
     assert!(status.connected);
     assert_eq!((status.connections, status.fault), (1, None));
     device.terminate();
+}
+
+/// Tells a host where the guest is: it does not answer such questions.
+fn knows_guest(host: &Host) {
+    let neighbour = format!("neighbour replace {GUEST} lladdr {} dev eth0", mac());
+    let status = Command::new("ip")
+        .args(["-n", host.namespace()])
+        .args(neighbour.split(' '))
+        .status();
+    assert!(status.expect("ip").success());
 }
 
 pub fn mac() -> String {
@@ -292,6 +299,34 @@ fn the_memory_of_a_guest_that_was_reset_is_left_alone() {
         (site.guest_counted(0, "received-down") > before).then_some(())
     });
     assert!(vmm.is_all(0xaa));
+    device.terminate();
+}
+
+#[test]
+fn what_came_for_a_guest_that_went_is_counted() {
+    const FRAMES: u64 = 300;
+    let site = site();
+    let device = site.attach_guest(&[]);
+    let vmm = Vmm::start(&site.vhost_user(), 1);
+    site.until_plugged_in();
+    knows_guest(site.pod());
+    let pod = {
+        let _inside = site.pod().enter().expect("the lab is up");
+        UdpSocket::bind("0.0.0.0:0").expect("bind")
+    };
+    // More than its driver has buffers for.
+    for _ in 0..FRAMES {
+        pod.send_to(b"to the guest", (GUEST, 7)).expect("sent");
+    }
+    let received = || site.guest_counted(0, "received");
+    until("its buffers are used", || {
+        (received() == u64::from(RING)).then_some(())
+    });
+    drop(vmm);
+    let _vmm = Vmm::start(&site.vhost_user(), 1);
+    until("all have been counted", || {
+        (received() + site.guest_counted(0, "received-down") >= FRAMES).then_some(())
+    });
     device.terminate();
 }
 

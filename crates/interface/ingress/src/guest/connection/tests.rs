@@ -127,10 +127,7 @@ impl Guest {
     }
 
     fn counted(&self, name: &str) -> u64 {
-        let status = self.connection.shared.status();
-        let mut counters = status.queues[0].counters.iter();
-        let counter = counters.find(|counter| counter.name == name);
-        counter.expect("a counter of that name").frames
+        counted(&self.connection.shared, name)
     }
 
     fn all_memory(&self) -> Vec<u8> {
@@ -139,6 +136,13 @@ impl Guest {
         read.expect("in memory");
         all
     }
+}
+
+fn counted(shared: &Shared, name: &str) -> u64 {
+    let status = shared.status();
+    let mut counters = status.queues[0].counters.iter();
+    let counter = counters.find(|counter| counter.name == name);
+    counter.expect("a counter of that name").frames
 }
 
 #[test]
@@ -205,4 +209,29 @@ fn a_ring_that_cannot_be_is_left_alone_until_it_is_started_again() {
         assert_eq!(guest.index(used(ring)), 1);
         assert_eq!(guest.counted("ring-broken"), 1);
     }
+}
+
+#[test]
+fn a_frame_that_is_too_long_is_none_of_the_guests_and_counted() {
+    let guest = Guest::new(false);
+    guest.offer(RECEIVING, 0, BUFFER, WRITE);
+    guest.offer(RECEIVING, 1, BUFFER, WRITE);
+    for length in [LONGEST, LONGEST + 1, LONGEST + 1000] {
+        guest.host.send(&vec![7; length]).expect("sent");
+    }
+    guest.event(RECEIVING);
+    assert_eq!(guest.index(used(RECEIVING)), 1);
+    assert_eq!(guest.counted("received"), 1);
+    assert_eq!(guest.counted("received-too-long"), 2);
+}
+
+#[test]
+fn a_frame_that_waits_for_a_buffer_when_the_vmm_goes_is_counted() {
+    let guest = Guest::new(false);
+    guest.host.send(&[7; 60]).expect("sent");
+    guest.event(RECEIVING);
+    let shared = Arc::clone(&guest.connection.shared);
+    assert_eq!(guest.counted("received-down"), 0);
+    drop(guest);
+    assert_eq!(counted(&shared, "received-down"), 1);
 }
