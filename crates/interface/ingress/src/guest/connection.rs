@@ -1,8 +1,11 @@
 //! A VMM's connection: what is offered to the guest, and the threads that serve its queues, one for each that it sends by and one for what
 //! it receives.
 
+use std::cell::OnceCell;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -41,8 +44,54 @@ pub(super) struct Connection {
     memory: Memory,
     /// Of each thread, for turns without an event.
     timers: Vec<OwnedFd>,
-    /// The threads are to end.
+    threads: Arc<Threads>,
+}
+
+/// How it is with the threads of a connection.
+pub(super) struct Threads {
+    /// They are to end.
     ending: AtomicBool,
+    /// One of them has ended by itself, and its queues are served by nobody.
+    lost: AtomicBool,
+    /// Shut down when the connection is to end, which who has the other end of it sees.
+    end: UnixStream,
+}
+
+impl Threads {
+    pub(super) fn new(end: UnixStream) -> Arc<Self> {
+        Arc::new(Self {
+            ending: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
+            end,
+        })
+    }
+
+    /// Ends the connection.
+    pub(super) fn end(&self) {
+        let _ = self.end.shutdown(Shutdown::Both);
+    }
+
+    /// Whether one has ended by itself.
+    pub(super) fn is_one_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+}
+
+/// What a thread of the library's has for as long as it is there. The library ends one without a word: after an error of a ring's kick, say,
+/// which a VMM has replaced meanwhile.
+struct Alive(Arc<Threads>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        if !self.0.ending.load(Ordering::Acquire) {
+            self.0.lost.store(true, Ordering::Release);
+            self.0.end();
+        }
+    }
+}
+
+thread_local! {
+    static ALIVE: OnceCell<Alive> = const { OnceCell::new() };
 }
 
 /// Has the threads of a connection end when it is dropped: they never do so by themselves. The library has events for that, and leaves
@@ -52,7 +101,7 @@ pub(super) struct Ending<'a>(pub(super) &'a Connection);
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
         // Release: who finds its timer gone off finds this, too.
-        self.0.ending.store(true, Ordering::Release);
+        self.0.threads.ending.store(true, Ordering::Release);
         for thread in 0..self.0.timers.len() {
             self.0.again(thread, Duration::ZERO);
         }
@@ -81,6 +130,7 @@ impl Connection {
         tap: Arc<Tap>,
         shared: Arc<Shared>,
         memory: Memory,
+        threads: Arc<Threads>,
     ) -> Result<Self, String> {
         let timer = || {
             rustix::time::timerfd_create(
@@ -102,7 +152,7 @@ impl Connection {
             tap,
             shared,
             memory,
-            ending: AtomicBool::new(false),
+            threads,
         })
     }
 
@@ -272,7 +322,10 @@ impl VhostUserBackend for Connection {
         if u64::from(event) == self.timer_event() {
             let _ = rustix::io::read(&self.timers[thread], &mut [0; 8]);
         }
-        if self.ending.load(Ordering::Acquire) {
+        ALIVE.with(|alive| {
+            alive.get_or_init(|| Alive(Arc::clone(&self.threads)));
+        });
+        if self.threads.ending.load(Ordering::Acquire) {
             // An error is what ends a thread of the library's.
             return Err(io::Error::other("the VMM has gone"));
         }

@@ -46,7 +46,7 @@ use vhost_user_backend::VhostUserDaemon;
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use crate::error::Error;
-use connection::{Connection, Ending};
+use connection::{Connection, Ending, Threads};
 use queue::Queue;
 pub use status::{Counter, QueueStatus, Status, status};
 use status::{Own, Shared};
@@ -136,11 +136,14 @@ impl Guest {
         let told = |error: io::Error| error.to_string();
         let (vmm, _) = self.listener.accept().map_err(told)?;
         let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
+        let (ended, watched) = UnixStream::pair().map_err(told)?;
+        let threads = Threads::new(ended);
         let connection = Arc::new(Connection::new(
             Arc::clone(&self.transmitters),
             Arc::clone(&self.tap),
             Arc::clone(&self.shared),
             memory.clone(),
+            Arc::clone(&threads),
         )?);
         let text = |error: vhost_user_backend::Error| error.to_string();
         let mut daemon = VhostUserDaemon::new("vhost-user".into(), Arc::clone(&connection), memory)
@@ -159,7 +162,6 @@ impl Guest {
         self.shared.connected.store(true, Ordering::Relaxed);
         self.shared.connections.fetch_add(1, Ordering::Relaxed);
         self.tap.set_carrier(true);
-        let (ended, watched) = UnixStream::pair().map_err(told)?;
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut waiting = [
@@ -171,8 +173,12 @@ impl Guest {
             });
             scope.spawn(|| relay::answers(&library, &vmm));
             let passed_on = relay::requests(&vmm, &library);
-            drop(ended);
-            match daemon.wait() {
+            threads.end();
+            let ended = daemon.wait();
+            if threads.is_one_lost() {
+                return Err("a queue's thread has ended".into());
+            }
+            match ended {
                 Ok(()) => {}
                 Err(vhost_user_backend::Error::HandleRequest(
                     vhost::vhost_user::Error::Disconnected

@@ -420,6 +420,27 @@ fn a_driver_that_does_what_none_may_is_served_as_far_as_it_makes_sense_and_harms
 }
 
 #[test]
+fn a_thread_that_ends_by_itself_ends_the_connection_with_a_reason() {
+    let site = site();
+    let listener = site.listener();
+    let device = site.attach_guest(&["--queue", "class=5", "--required"]);
+    let mut vmm = Vmm::start(&site.vhost_user(), 1);
+    vmm.send(0, &[datagram(&site, 0, 1)]);
+    assert_eq!(numbers(&listener, 1), [1]);
+    // The library takes an event for one that it is told of and finds none there.
+    let _former = vmm.replace_kick(1);
+    until("the VMM has been told", || {
+        (!site.guest_status().connected).then_some(())
+    });
+    let fault = site.guest_status().fault;
+    assert_eq!(fault.as_deref(), Some("a queue's thread has ended"));
+    let mut vmm = Vmm::start(&site.vhost_user(), 1);
+    vmm.send(0, &[datagram(&site, 0, 2)]);
+    assert_eq!(numbers(&listener, 1), [2]);
+    device.terminate();
+}
+
+#[test]
 fn a_queue_that_never_stops_does_not_keep_the_process_from_its_end() {
     let site = site();
     let device = site.attach_guest(&["--queue", "class=5", "--required"]);

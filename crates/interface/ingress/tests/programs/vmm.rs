@@ -164,6 +164,16 @@ impl Vmm {
         all.iter().all(|found| *found == octet)
     }
 
+    /// Has the device be told of a ring by another event, and tells it by the former one, which is there for as long as it is kept.
+    pub fn replace_kick(&mut self, ring: usize) -> EventFd {
+        let other = EventFd::new(EFD_NONBLOCK).expect("an event");
+        self.frontend.set_vring_kick(ring, &other).expect("taken");
+        // It has taken that when it answers what is asked next.
+        self.frontend.get_features().expect("features");
+        self.kick(ring);
+        std::mem::replace(&mut self.kicks[ring], other)
+    }
+
     /// Tells the device that there is something.
     pub fn kick(&self, ring: usize) {
         self.kicks[ring].write(1).expect("told");

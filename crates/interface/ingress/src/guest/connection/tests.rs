@@ -73,7 +73,9 @@ impl Guest {
             ring.set_queue_ready(true);
             ring
         });
-        let connection = Connection::new(sends, tap, shared, memory.clone());
+        let (end, _) = UnixStream::pair().expect("a pair");
+        let threads = Threads::new(end);
+        let connection = Connection::new(sends, tap, shared, memory.clone(), threads);
         Self {
             connection: connection.expect("timers"),
             host,
