@@ -73,6 +73,19 @@ static void prepare(void)
 	/* TCP's provider would put what a full socket does not take into a buffer, and say that it has been sent: nobody
 	 * would know that it is still to be looked after. */
 	setenv("FI_TCP_STAGING_SBUF_SIZE", "0", 0);
+	/* Messages of the layer's own protocol can be ones of which the receiver is to read the rest: a frame is kept for
+	 * each until the sender, whoever it is, has answered. TCP needs no such protocol. */
+	setenv("FI_OFI_RXM_ENABLE_PASSTHRU", "1", 1);
+}
+
+/* Whether it is what was asked for: some providers do not mind which domain it is, and the layer over TCP may add a
+ * protocol of its own. */
+static int fits(const struct takt_fabric_request *request, const struct fi_info *info)
+{
+	if (!strcmp(request->provider, "tcp;ofi_rxm") && info->ep_attr->protocol != FI_PROTO_RXM_TCP)
+		return 0;
+	return !request->domain ||
+	       (info->domain_attr->name && !strcmp(info->domain_attr->name, request->domain));
 }
 
 static int find(const struct takt_fabric_request *request, struct fi_info **info)
@@ -109,11 +122,8 @@ static int find(const struct takt_fabric_request *request, struct fi_info **info
 	fi_freeinfo(hints);
 	if (result)
 		return result;
-	/* Some providers do not mind which domain is asked for. */
-	for (each = found; each; each = each->next)
-		if (!request->domain ||
-		    (each->domain_attr->name && !strcmp(each->domain_attr->name, request->domain)))
-			break;
+	for (each = found; each && !fits(request, each); each = each->next)
+		;
 	*info = each ? fi_dupinfo(each) : NULL;
 	fi_freeinfo(found);
 	if (each)

@@ -5,6 +5,7 @@ mod support;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use support::probe;
@@ -305,29 +306,56 @@ fn hostile_connections_end_nothing() {
     await_echo(&mut *port, peer, &mut next);
 }
 
-/// A program of libfabric's that is none of ours.
+/// A program of libfabric's that is none of ours, killed at the latest with the test.
+struct Stranger(Child);
+
+impl Stranger {
+    /// With or without libfabric's protocol over TCP's.
+    fn start(port: &dyn Port, layered: bool, arguments: &[&str]) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let program = std::env::temp_dir().join(format!(
+            "takt-fabric-stranger-{}-{}",
+            std::process::id(),
+            NUMBER.fetch_add(1, Ordering::Relaxed)
+        ));
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stranger.c");
+        let built = Command::new("cc")
+            .args(["-O1", "-o"])
+            .arg(&program)
+            .args([source, "-lfabric"])
+            .status();
+        assert!(built.expect("cc starts").success());
+        let local = port.local();
+        let child = Command::new(&program)
+            .args([local.ip().to_string(), local.port().to_string()])
+            .args(arguments)
+            .env(
+                "FI_OFI_RXM_ENABLE_PASSTHRU",
+                if layered { "0" } else { "1" },
+            )
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        std::fs::remove_file(&program).expect("ours");
+        Self(child)
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn messages_that_are_not_ours_are_counted_and_dropped() {
     let Some(datapath) = probe(&FabricConfig::new(Provider::Tcp)) else {
         return;
     };
     let mut port = open(&datapath, own(1));
-    let directory = std::env::temp_dir().join(format!("takt-fabric-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).expect("a directory");
-    let program = directory.join("stranger");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stranger.c");
-    let built = Command::new("cc")
-        .args(["-O1", "-o"])
-        .arg(&program)
-        .args([source, "-lfabric"])
-        .status();
-    assert!(built.expect("cc starts").success());
-    let local = port.local();
-    let mut stranger = Command::new(&program)
-        .args([local.ip().to_string(), local.port().to_string()])
-        .spawn()
-        .expect("it starts");
-    // 100 short ones, 1 that is longer than a frame, and one that is right.
+    let _stranger = Stranger::start(&*port, false, &[]);
+    // 100 short ones, one that is right, and one that is longer than a frame.
     let mut right = 0;
     wait_until("the stranger's messages", || {
         port.receive(64, &mut |datagram| {
@@ -338,12 +366,44 @@ fn messages_that_are_not_ours_are_counted_and_dropped() {
             );
             right += 1;
         });
-        right == 1
+        port.counters().rx_invalid == 101
     });
-    assert_eq!(port.counters().rx_invalid, 101, "{:?}", port.counters());
-    stranger.kill().expect("it runs");
-    stranger.wait().expect("it ends");
-    std::fs::remove_dir_all(&directory).expect("ours");
+    assert_eq!(right, 1);
+}
+
+/// Whoever begins more messages than there are frames, each longer than a frame, has none of the frames.
+#[test]
+fn messages_that_do_not_end_hold_no_frames() {
+    for layered in [true, false] {
+        let Some(datapath) = probe(&FabricConfig::new(Provider::Tcp)) else {
+            return;
+        };
+        let mut port = open(&datapath, own(1));
+        let echo = Echo::start(Provider::Tcp, own(3));
+        let peer = port.connect(echo.address).expect("a peer");
+        let mut next = 0;
+        await_echo(&mut *port, peer, &mut next);
+        let mut stranger = Stranger::start(&*port, layered, &["begin"]);
+        let said = stranger.0.stdout.take().expect("its output");
+        let said = std::thread::spawn(move || {
+            BufReader::new(said)
+                .lines()
+                .map_while(Result::ok)
+                .any(|line| line == "begun")
+        });
+        wait_until("the stranger has begun", || {
+            port.receive(64, &mut |_| {});
+            port.flush();
+            said.is_finished()
+        });
+        assert!(said.join().expect("it reads"), "the stranger has failed");
+        for _ in 0..600 {
+            await_echo(&mut *port, peer, &mut next);
+        }
+        assert!(port.counters().rx_invalid > 0, "{:?}", port.counters());
+        drop(stranger);
+        await_echo(&mut *port, peer, &mut next);
+    }
 }
 
 /// As a lane does that has nothing to do but what its descriptor wakes it for.

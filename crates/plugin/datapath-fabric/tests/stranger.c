@@ -1,7 +1,9 @@
-/* Sends messages by libfabric's TCP that are not Takt's: short, wrong, longer than a frame; and one that is right.
- * stranger ADDRESS PORT */
+/* Sends messages by libfabric's TCP that are not Takt's: short, wrong, one that is right, and one that is longer than a
+ * frame. Or begins messages that are longer than a frame, and says nothing more.
+ * stranger ADDRESS PORT [begin] */
 
 #include <arpa/inet.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -32,6 +34,29 @@ static void send_all(const void *data, size_t length, fi_addr_t to)
 		exit(4);
 }
 
+/* As many as there are frames, twice over, as far as they are taken. */
+static void begin(const void *data, fi_addr_t to)
+{
+	int refused = 0;
+
+	for (int begun = 0; begun < 600 && refused < 200;) {
+		ssize_t result = fi_send(endpoint, data, 16385, NULL, to, NULL);
+
+		if (!result) {
+			begun++;
+		} else if (result == -FI_EAGAIN) {
+			refused++;
+			usleep(1000);
+		} else {
+			break;
+		}
+	}
+	puts("begun");
+	fflush(stdout);
+	for (;;)
+		pause();
+}
+
 int main(int argc, char **argv)
 {
 	static unsigned char data[1 << 20];
@@ -44,12 +69,13 @@ int main(int argc, char **argv)
 	struct fid_av *peers;
 	fi_addr_t to;
 
-	if (argc != 3 || !hints)
+	if (argc < 3 || !hints)
 		return 1;
 	inet_pton(AF_INET, argv[1], &peer.sin_addr);
 	peer.sin_port = htons(atoi(argv[2]));
 	hints->caps = FI_MSG;
 	hints->ep_attr->type = FI_EP_RDM;
+	hints->tx_attr->size = 1024;
 	hints->fabric_attr->prov_name = strdup("tcp;ofi_rxm");
 	if (fi_getinfo(FI_VERSION(1, 17), "127.0.0.5", NULL, FI_SOURCE, hints, &info) ||
 	    fi_fabric(info->fabric_attr, &fabric, NULL) || fi_domain(fabric, info, &domain, NULL) ||
@@ -58,15 +84,19 @@ int main(int argc, char **argv)
 	    fi_ep_bind(endpoint, &queue->fid, FI_TRANSMIT | FI_RECV) || fi_enable(endpoint) ||
 	    fi_av_insert(peers, &peer, 1, &to, 0, NULL) != 1)
 		return 2;
+	if (argc == 4) {
+		send_all(data, 8, to);
+		begin(data, to);
+	}
 	for (int round = 0; round < 100; round++) {
 		memset(data, round, 64);
 		send_all(data, round % 64, to);
 	}
 	memcpy(data, "TKF\x01\x00\x04\x00\x09\xc0\x00\x02\x09", 12);
 	memset(data + 12, 0, 12);
-	send_all(data, 16385, to);
 	memcpy(data + 24, "right", 5);
 	send_all(data, 29, to);
+	send_all(data, 16385, to);
 	for (;;) {
 		struct fi_cq_msg_entry ended;
 
