@@ -26,8 +26,12 @@ const RETRY: Duration = Duration::from_secs(1);
 const REACHABLE: Duration = Duration::from_secs(30);
 /// Questions without an answer after which the neighbour is gone (`MAX_UNICAST_SOLICIT`).
 const PATIENCE: u32 = 3;
-/// Answers in [`RETRY`], to whomever: who asks more often is counted.
-const MOST_ANSWERS: u32 = 1000;
+/// Who asks who has an address has one of so many shares of the answers, by its link address.
+const SHARES: usize = 64;
+/// Answers of a share in [`RETRY`]: what more is asked is counted.
+const MOST_ANSWERS: u32 = 100;
+/// Echoes in [`RETRY`], to whomever, which take nothing from the answers.
+const MOST_ECHOES: u32 = 1000;
 
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
@@ -44,7 +48,7 @@ pub struct NeighbourCounters {
     /// Packets of ARP, neighbour discovery or ICMP that were refused: malformed, or not what their standard
     /// allows.
     pub refused: u64,
-    /// Questions that were not answered, for there were too many.
+    /// Questions and echoes that were not answered, for there were too many.
     pub unanswered: u64,
 }
 
@@ -57,8 +61,30 @@ pub struct Neighbours {
     fixed: HashMap<IpAddr, MacAddress>,
     wanted: HashMap<IpAddr, Entry>,
     counters: NeighbourCounters,
-    /// Answers since the time beside them.
-    answers: (Duration, u32),
+    answers: [Budget; SHARES],
+    echoes: Budget,
+}
+
+/// How much has been answered since then.
+#[derive(Clone, Copy, Debug, Default)]
+struct Budget {
+    since: Duration,
+    count: u32,
+}
+
+impl Budget {
+    /// Whether there may be one more, which counts.
+    fn take(&mut self, most: u32, now: Duration) -> bool {
+        if now.saturating_sub(self.since) >= RETRY {
+            *self = Self {
+                since: now,
+                count: 0,
+            };
+        }
+        let some = self.count < most;
+        self.count += u32::from(some);
+        some
+    }
 }
 
 #[derive(Debug)]
@@ -88,7 +114,8 @@ impl Neighbours {
             fixed: fixed.iter().copied().collect(),
             wanted: HashMap::new(),
             counters: NeighbourCounters::default(),
-            answers: (Duration::ZERO, 0),
+            answers: [Budget::default(); SHARES],
+            echoes: Budget::default(),
         }
     }
 
@@ -197,7 +224,7 @@ impl Neighbours {
             return Some(false);
         }
         match view.ether_type() {
-            EtherType::ARP => self.read_arp(view.payload(), now, send),
+            EtherType::ARP => self.read_arp(view.source(), view.payload(), now, send),
             EtherType::IPV4 => self.read_v4(view.source(), view.payload(), now, send),
             EtherType::IPV6 => self.read_v6(view.source(), view.payload(), now, send),
             _ => Some(false),
@@ -206,6 +233,7 @@ impl Neighbours {
 
     fn read_arp(
         &mut self,
+        from: MacAddress,
         packet: &[u8],
         now: Duration,
         send: &mut dyn FnMut(&[u8]),
@@ -222,7 +250,7 @@ impl Neighbours {
         let changed = self.learn(sender, packet.sender_mac, true, now);
         if packet.operation == arp::Operation::Request
             && self.is_own(target)
-            && self.may_answer(now)
+            && self.may_answer(from, now)
         {
             let answer = arp::Repr {
                 operation: arp::Operation::Reply,
@@ -252,7 +280,7 @@ impl Neighbours {
         if message.len() < 8 || !PartialSum::of(message).is_intact() {
             return None;
         }
-        if message[..2] != [8, 0] || !host_v4(header.source) || !self.may_answer(now) {
+        if message[..2] != [8, 0] || !host_v4(header.source) || !self.may_echo(now) {
             return Some(false);
         }
         let answer = ipv4::Repr {
@@ -307,11 +335,11 @@ impl Neighbours {
             {
                 None
             }
-            NEIGHBOUR_SOLICITATION => self.read_solicitation(&header, message, now, send),
+            NEIGHBOUR_SOLICITATION => self.read_solicitation(from, &header, message, now, send),
             NEIGHBOUR_ADVERTISEMENT => self.read_advertisement(&header, message, now),
             128 if self.is_own(header.destination.into()) && message[1] == 0 => {
                 let source = header.source;
-                if source.is_unspecified() || source.is_multicast() || !self.may_answer(now) {
+                if source.is_unspecified() || source.is_multicast() || !self.may_echo(now) {
                     return Some(false);
                 }
                 let mut answer = message.to_vec();
@@ -325,6 +353,7 @@ impl Neighbours {
 
     fn read_solicitation(
         &mut self,
+        from: MacAddress,
         header: &ipv6::Repr,
         message: &[u8],
         now: Duration,
@@ -356,7 +385,7 @@ impl Neighbours {
             };
             (header.source, mac, 0x60)
         };
-        if self.may_answer(now) {
+        if self.may_answer(from, now) {
             let mut answer = [0; DISCOVERY_LEN + LINK_OPTION_LEN];
             answer[0] = NEIGHBOUR_ADVERTISEMENT;
             answer[4] = flags;
@@ -399,19 +428,21 @@ impl Neighbours {
         entry.mac.replace(mac) != Some(mac)
     }
 
-    /// Counts answers, and says whether there may be one more.
-    fn may_answer(&mut self, now: Duration) -> bool {
-        let (since, count) = &mut self.answers;
-        if now.saturating_sub(*since) >= RETRY {
-            (*since, *count) = (now, 0);
-        }
-        *count += 1;
-        if *count > MOST_ANSWERS {
-            *count = MOST_ANSWERS;
-            self.counters.unanswered += 1;
-            return false;
-        }
-        true
+    /// Whether one who asks who has an address may have one more answer.
+    fn may_answer(&mut self, asker: MacAddress, now: Duration) -> bool {
+        let share = asker.0.iter().fold(0_usize, |sum, octet| {
+            sum.wrapping_mul(31) + usize::from(*octet)
+        });
+        let may = self.answers[share % SHARES].take(MOST_ANSWERS, now);
+        self.counters.unanswered += u64::from(!may);
+        may
+    }
+
+    /// Whether there may be one more echo.
+    fn may_echo(&mut self, now: Duration) -> bool {
+        let may = self.echoes.take(MOST_ECHOES, now);
+        self.counters.unanswered += u64::from(!may);
+        may
     }
 
     /// Asks who has `hop`: the one who had it, or all.

@@ -548,12 +548,14 @@ impl Traffic {
         let Ok(mut table) = own.table.try_lock() else {
             return;
         };
-        let refused = table.counters().refused;
+        let before = table.counters();
         let send = &mut |frame: &[u8]| self.transmit.put(device, frame);
         if table.handle(frame, device.now(), send) {
             own.changed();
         }
-        self.counters.rx_invalid += table.counters().refused - refused;
+        let now = table.counters();
+        self.counters.rx_invalid += now.refused - before.refused;
+        self.counters.rx_dropped += now.unanswered - before.unanswered;
         drop(table);
         self.flush(device);
     }

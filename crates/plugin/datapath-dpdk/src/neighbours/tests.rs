@@ -138,10 +138,14 @@ fn strangers_make_no_entries() {
 }
 
 #[test]
-fn who_asks_too_often_is_counted() {
+fn who_asks_too_often_is_counted_and_others_are_answered() {
     let (mut left, mut right) = (node(LEFT, 1), node(RIGHT, 2));
-    right.want(ip("10.0.0.1"), seconds(0));
+    let mut third = node(THIRD, 3);
+    for asker in [&mut right, &mut third] {
+        asker.want(ip("10.0.0.1"), seconds(0));
+    }
     let question = polled(&mut right, seconds(0)).remove(0);
+    let other = polled(&mut third, seconds(0)).remove(0);
     let count = |left: &mut Neighbours, now| {
         (0..2 * MOST_ANSWERS)
             .map(|_| answered(left, &question, now).len())
@@ -149,7 +153,29 @@ fn who_asks_too_often_is_counted() {
     };
     assert_eq!(count(&mut left, seconds(5)), MOST_ANSWERS as usize);
     assert_eq!(left.counters().unanswered, u64::from(MOST_ANSWERS));
+    assert_eq!(answered(&mut left, &other, seconds(5)).len(), 1);
     assert_eq!(count(&mut left, seconds(6)), MOST_ANSWERS as usize);
+}
+
+#[test]
+fn a_flood_of_echoes_takes_nothing_from_who_asks_for_addresses() {
+    let (mut left, mut right) = (node(LEFT, 1), node(RIGHT, 2));
+    let (mut v4, mut v6) = (0, 0);
+    for _ in 0..MOST_ECHOES + 100 {
+        v4 += answered(&mut left, &echo_v4().0, seconds(5)).len();
+        v6 += answered(&mut left, &echo_v6(), seconds(5)).len();
+    }
+    assert_eq!(v4 + v6, MOST_ECHOES as usize);
+    assert!(v4 > 0 && v6 > 0);
+    assert_eq!(left.counters().unanswered, u64::from(MOST_ECHOES) + 200);
+    for own in ["10.0.0.1", "fd00::1"] {
+        right.want(ip(own), seconds(0));
+    }
+    let questions = polled(&mut right, seconds(0));
+    assert_eq!(questions.len(), 2);
+    for question in questions {
+        assert_eq!(answered(&mut left, &question, seconds(5)).len(), 1);
+    }
 }
 
 #[test]
@@ -189,9 +215,8 @@ fn an_address_in_use_is_defended() {
     assert_eq!(answer[ethernet::HEADER_LEN + 40 + 4], 0x20, "not solicited");
 }
 
-#[test]
-fn an_echo_comes_back_whole() {
-    let mut left = node(LEFT, 1);
+/// A question of the right one's to the left one.
+fn echo_v4() -> (Vec<u8>, Vec<u8>, ipv4::Repr) {
     let mut message = vec![8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7];
     let checksum = PartialSum::of(&message).checksum();
     message[2..4].copy_from_slice(&checksum.to_be_bytes());
@@ -207,6 +232,22 @@ fn an_echo_comes_back_whole() {
     let mut frame = node(RIGHT, 2).frame(LEFT, EtherType::IPV4, 20 + message.len());
     frame[34..].copy_from_slice(&message);
     header.emit(&mut frame[14..]).expect("fits");
+    (frame, message, header)
+}
+
+fn echo_v6() -> Vec<u8> {
+    let mut message = vec![128, 0, 0, 0, 1, 2, 3, 4, 5];
+    let [source, destination] = [2, 1].map(|host| Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host));
+    let mut sent = Vec::new();
+    let mut keep = |frame: &[u8]| sent.push(frame.to_vec());
+    node(RIGHT, 2).send_v6(LEFT, source, destination, 64, &mut message, &mut keep);
+    sent.remove(0)
+}
+
+#[test]
+fn an_echo_comes_back_whole() {
+    let mut left = node(LEFT, 1);
+    let (mut frame, message, header) = echo_v4();
     let answer = answered(&mut left, &frame, seconds(0)).remove(0);
     assert_eq!(answer[..12], [RIGHT.0, LEFT.0].concat());
     let packet = ipv4::Packet::new_checked(&answer[14..]).expect("a packet");
