@@ -197,6 +197,8 @@ impl XdpPort {
         self.changes = self.changes.wrapping_add(1);
         let old = std::mem::replace(&mut self.bound, new);
         self.dropped_before += old.dropped();
+        // What has been committed and not handed over goes with the old sockets.
+        self.counters.tx_errors += old.transmit.unsent();
         self.berth.leave(old);
         self.peers.move_to(self.bound.origin);
         self.turn = 0;

@@ -111,6 +111,11 @@ impl Transmit {
         self.chunks_per_frame
     }
 
+    /// Datagrams that are committed, and not known to be with the kernel.
+    pub(crate) fn unsent(&self) -> u64 {
+        self.queued.datagrams
+    }
+
     /// Takes a frame for `capacity` payload bytes to `peer`.
     #[inline]
     pub(crate) fn reserve(

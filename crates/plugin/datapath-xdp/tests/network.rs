@@ -10,7 +10,7 @@ use support::{
     Family, PATIENCE, TwoHosts, connect, get_through, receive, reserve, send, wait_until,
 };
 use takt_datapath::conformance::Node;
-use takt_datapath::{ConnectError, PeerHandle, Port, ReserveError};
+use takt_datapath::{ConnectError, Datapath, PeerHandle, Port, ReserveError};
 use takt_datapath_xdp::Mode;
 use takt_lab::{LabConfig, LinkState};
 use takt_time::TrafficClass;
@@ -561,6 +561,41 @@ fn a_deleted_interface_leaves_a_dead_port_that_harms_nobody() {
     // After which a new datapath works.
     let mut again = hosts.open(Node::Left, 4000);
     assert!(again.connect(address("10.77.0.2:4000")).is_ok());
+}
+
+/// Sockets are made anew beside the lane, which has committed something meanwhile.
+#[test]
+fn what_waits_on_an_interface_that_is_replaced_is_counted() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    let (mut left, right) = (hosts.open(Node::Left, 4000), hosts.open(Node::Right, 4000));
+    let peer = connect(&mut *left, right.local());
+    let health = hosts.xdp(Node::Left).health(Box::new(|| ()));
+    let health = health.expect("the link is watched");
+    for _ in 0..10 {
+        let frame = reserve(&mut *left, peer);
+        left.commit(frame, 100, TrafficClass::BEST_EFFORT, None);
+    }
+    hosts.ip(Node::Left, "link del eth0");
+    wait_until("the loss to be noticed", || health.fault().is_some());
+    hosts.ip(Node::Left, "link add eth0 type veth peer name far0");
+    hosts.ip(Node::Left, "address add 10.77.0.1/24 dev eth0");
+    hosts.ip(Node::Left, "link set far0 up");
+    hosts.ip(Node::Left, "link set eth0 up");
+    wait_until("the new sockets to be in use", || {
+        let _inside = hosts.host(Node::Left).enter().expect("enter the host");
+        let _ = health.fault();
+        left.reaches(peer)
+    });
+    let counters = left.counters();
+    assert_eq!(
+        (counters.tx_datagrams, counters.tx_errors),
+        (0, 10),
+        "{counters:?}"
+    );
+    assert!(left.flush());
+    assert_eq!(left.counters(), counters);
 }
 
 #[test]
