@@ -405,6 +405,41 @@ impl Device {
         Ok(device)
     }
 
+    /// Whether frames can leave.
+    pub(crate) fn is_up(&self) -> bool {
+        match &self.stack {
+            Stack::Kernel { interface, .. } => interface.state().is_some_and(|state| state.up),
+            // Acquire: pairs with the Release of who looks after the device.
+            Stack::Own(own) => own.up.load(Ordering::Acquire),
+        }
+    }
+
+    /// Why nothing passes the device at present.
+    pub(crate) fn fault(&self) -> Option<String> {
+        if self.is_up() {
+            return None;
+        }
+        let name = self.config.device_name();
+        Some(match &self.stack {
+            Stack::Kernel { interface, .. } => {
+                let of = self.config.kernel_interface().unwrap_or(name);
+                match interface.state() {
+                    None => format!(
+                        "the interface {of} of {name} has been removed: when there is one again, restart the node"
+                    ),
+                    Some(_) => format!(
+                        "the interface {of} is down or has no carrier: `ip link set {of} up`, or look after its cable"
+                    ),
+                }
+            }
+            Stack::Own(_) => {
+                format!(
+                    "{name} has no link: nobody is at its other end, or the device has been removed"
+                )
+            }
+        })
+    }
+
     /// One line for people.
     pub(crate) fn detail(&self) -> String {
         let driver = self.traits.driver;

@@ -31,7 +31,7 @@ mod transmit;
 
 use std::sync::Arc;
 
-use takt_datapath::{Capabilities, Datapath, DatapathKind, OpenError, Port, PortRequest};
+use takt_datapath::{Capabilities, Datapath, DatapathKind, Health, OpenError, Port, PortRequest};
 
 pub use config::{DpdkConfig, HugePages, Subnet};
 
@@ -81,6 +81,19 @@ impl Datapath for DpdkDatapath {
 
     fn open(&self, request: &PortRequest) -> Result<Box<dyn Port>, OpenError> {
         Ok(Box::new(DpdkPort::open(&self.device, request)?))
+    }
+
+    fn health(&self, _changed: Box<dyn Fn() + Send>) -> Option<Box<dyn Health>> {
+        Some(Box::new(Link(Arc::clone(&self.device))))
+    }
+}
+
+/// The device's link, as its ports see it.
+struct Link(Arc<Device>);
+
+impl Health for Link {
+    fn fault(&self) -> Option<String> {
+        self.0.fault()
     }
 }
 

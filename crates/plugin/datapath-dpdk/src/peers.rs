@@ -49,7 +49,7 @@ enum Route {
 pub(crate) struct Peer {
     remote: SocketAddr,
     route: Route,
-    /// A route has led there by our interface.
+    /// A route has led there by our interface since its link came up.
     reached: bool,
     /// `None` while there is no resolved next hop on our interface.
     templates: Option<Templates>,
@@ -102,7 +102,7 @@ impl Peer {
         self.max_payload
     }
 
-    /// Whether a route has led there by our interface.
+    /// Whether a route has led there by our interface since its link came up.
     #[inline]
     pub(crate) fn is_reached(&self) -> bool {
         self.reached
@@ -112,12 +112,11 @@ impl Peer {
         let (mtu, link) = match (&self.route, &device.stack) {
             (Route::Kernel(way), Stack::Kernel { ifindex, .. }) => {
                 let next_hop = way.next_hop().filter(|hop| hop.ifindex == *ifindex);
+                // As long as the link is up: what is sent by this interface goes by no other because its route is
+                // gone. When the link is back, the routes may not be.
+                self.reached = device.is_up() && (self.reached || next_hop.is_some());
                 match next_hop {
-                    Some(hop) => {
-                        // For good: what is sent by this interface goes by no other while its link is down.
-                        self.reached = true;
-                        (Some(hop.mtu as usize), link_of(&hop, bind))
-                    }
+                    Some(hop) => (Some(hop.mtu as usize), link_of(&hop, bind)),
                     None => (None, None),
                 }
             }

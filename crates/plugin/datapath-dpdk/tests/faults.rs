@@ -255,6 +255,37 @@ fn a_memif_server_that_restarts_is_reached_again() {
     }
 }
 
+/// Else its streams would stay, and what they send would go nowhere.
+#[test]
+fn a_peer_is_not_reached_while_the_link_is_down() {
+    let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V4, |_| {}) else {
+        return;
+    };
+    let datapath = hosts.dpdk(Node::Left);
+    let remote = SocketAddr::from((hosts.address(Node::Right), 4000));
+    let inside = hosts.host(Node::Left).enter().expect("enter the host");
+    let mut port = open(&datapath, (hosts.address(Node::Left), 4000).into());
+    let peer = port.connect(remote).expect("a peer");
+    drop(inside);
+    let health = datapath.health(Box::new(|| ())).expect("it is known");
+    assert!(port.reaches(peer));
+    assert_eq!(health.fault(), None);
+    // The own end, and the far one, which takes the carrier away.
+    for node in [Node::Left, Node::Right] {
+        ip(hosts.host(node), "link set eth0 down");
+        wait_until("the link to be down", || !port.reaches(peer));
+        let fault = health.fault().expect("a reason");
+        assert!(fault.contains("eth0 is down"), "{fault}");
+        ip(hosts.host(node), "link set eth0 up");
+        wait_until("the link to be up", || port.reaches(peer));
+        assert_eq!(health.fault(), None);
+    }
+    ip(hosts.host(Node::Left), "link delete eth0");
+    wait_until("the interface to be gone", || !port.reaches(peer));
+    let fault = health.fault().expect("a reason");
+    assert!(fault.contains("has been removed"), "{fault}");
+}
+
 #[test]
 fn an_interface_that_is_deleted_leaves_a_port_that_sends_nothing() {
     let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V4, |_| {}) else {
@@ -344,15 +375,20 @@ fn a_peer_is_reached_while_somebody_answers_there() {
     nobody.set_ip([10, 77, 1, 99].into());
     let nobody = left.connect(nobody).expect("a peer");
     assert!(!left.reaches(peer), "nobody was asked yet");
+    let health = devices.datapath(Node::Left).health(Box::new(|| ()));
+    let health = health.expect("it is known");
     wait_until("an answer", || {
         left.receive(64, &mut |_| {});
         right.receive(64, &mut |_| {});
         left.reaches(peer)
     });
     assert!(!left.reaches(nobody));
+    assert_eq!(health.fault(), None);
     drop((right, devices));
     wait_until("the link to go down", || {
         left.receive(64, &mut |_| {});
         !left.reaches(peer)
     });
+    let fault = health.fault().expect("a reason");
+    assert!(fault.contains("no link"), "{fault}");
 }
