@@ -71,9 +71,11 @@ enum { CONTINUED = 1, GOOD_CHECKSUM = 2, BAD_CHECKSUM = 4 };
 /* The memif driver maps and unmaps the memory that it shares with a peer in DPDK's interrupt thread, without a lock
  * against the threads that send and receive: a peer that goes would take the memory away under a burst. The first thing
  * the driver does with each message and with each end of a connection is a line of its log, which `hear` gets in
- * that thread: there bursts are kept out and waited for, until that thread is done with the connection. */
+ * that thread: there bursts are kept out and waited for, until that thread is done with the connection. There is no
+ * connection without a message: while no such line has been heard, there are no bursts. */
 static const char CHANGE[] = "memif_msg_receive(): ";
 static atomic_bool changing;
+static atomic_bool heard;
 static struct {
 	bool changes;
 	atomic_uint bursts;
@@ -114,7 +116,7 @@ static inline bool enter(uint16_t port)
 	if (!shared[port].changes)
 		return true;
 	atomic_fetch_add(&shared[port].bursts, 1);
-	if (!atomic_load(&changing) && !atomic_load(&shared[port].away))
+	if (atomic_load(&heard) && !atomic_load(&changing) && !atomic_load(&shared[port].away))
 		return true;
 	atomic_fetch_sub(&shared[port].bursts, 1);
 	return false;
@@ -131,10 +133,17 @@ static pthread_mutex_t said_lock = PTHREAD_MUTEX_INITIALIZER;
 static char said[2048];
 static size_t said_length;
 
+/* Whether a line of the log, whatever is in front, tells of a message to the memif driver. */
+int takt_dpdk_tells_of_change(const char *text, size_t size)
+{
+	return memmem(text, size, CHANGE, sizeof(CHANGE) - 1) != NULL;
+}
+
 static ssize_t hear(void *cookie, const char *text, size_t size)
 {
 	(void)cookie;
-	if (size >= sizeof(CHANGE) && memcmp(text, CHANGE, sizeof(CHANGE) - 1) == 0) {
+	if (takt_dpdk_tells_of_change(text, size)) {
+		atomic_store(&heard, true);
 		keep_bursts_out();
 		return (ssize_t)size;
 	}
@@ -180,6 +189,9 @@ int takt_dpdk_init(int argc, char **argv)
 		}
 	}
 	if (rte_eal_init(argc, argv) >= 0) {
+		/* Whatever `eal` says of levels. */
+		if (rte_log_get_global_level() < RTE_LOG_DEBUG)
+			rte_log_set_global_level(RTE_LOG_DEBUG);
 		rte_log_set_level_pattern("pmd.net.memif", RTE_LOG_DEBUG);
 		/* Nothing is put there without a shared configuration, and nobody else takes it away. */
 		rmdir(rte_eal_get_runtime_dir());
@@ -534,13 +546,14 @@ int takt_dpdk_start(uint16_t port, uint16_t queues, uint16_t mtu, int accepts, s
 	return shared[port].changes ? in_interrupt_thread(start_now, &with) : start_now(&with);
 }
 
-/* Whether the link is up. A client of memif without a connection will soon try to make one. */
+/* 1: the link is up. 0: it is not; a client of memif without a connection will soon try to make one. -1: it is up, and
+ * nothing has told of it that would tell of its end. */
 int takt_dpdk_link(uint16_t port)
 {
 	struct rte_eth_link link;
 	memset(&link, 0, sizeof(link));
 	if (rte_eth_link_get_nowait(port, &link) == 0 && link.link_status == RTE_ETH_LINK_UP)
-		return 1;
+		return !shared[port].changes || atomic_load(&heard) ? 1 : -1;
 	if (shared[port].changes && !shared[port].server && !atomic_exchange(&shared[port].connecting, true) &&
 	    rte_eal_alarm_set(CONNECT_AGAIN_US, connect_again, (void *)(uintptr_t)port) != 0)
 		atomic_store(&shared[port].connecting, false);

@@ -36,6 +36,9 @@ const CACHE: u32 = 32;
 /// What frames have beside an IP packet: header and two tags.
 const FRAME_OVERHEAD: usize = 14 + 8;
 
+/// The version whose memif driver was tested.
+const TESTED: &str = "22.11";
+
 /// Nobody has the UDP port.
 const NOBODY: u16 = 0;
 
@@ -188,6 +191,8 @@ pub(crate) struct Own {
     pub(crate) generation: AtomicU64,
     /// Frames can leave.
     pub(crate) up: AtomicBool,
+    /// The link is up, and nothing would tell of its end: it is not used.
+    pub(crate) unguarded: AtomicBool,
 }
 
 impl Own {
@@ -371,7 +376,8 @@ impl Device {
                 )),
                 generation: AtomicU64::new(1),
                 // SAFETY: the port runs.
-                up: AtomicBool::new(unsafe { ffi::takt_dpdk_link(port) } != 0),
+                up: AtomicBool::new(unsafe { ffi::takt_dpdk_link(port) } > 0),
+                unguarded: AtomicBool::new(false),
             }),
         };
         let longest_frame = if sockets.is_empty() {
@@ -432,6 +438,12 @@ impl Device {
                     ),
                 }
             }
+            Stack::Own(own) if own.unguarded.load(Ordering::Relaxed) => format!(
+                "{name} is not used: the log of DPDK's memif driver does not tell when it takes shared memory away, \
+                 and a peer that ends would end this process. Set no log level for pmd.net.memif, and use DPDK {TESTED} \
+                 (this is {})",
+                eal::version()
+            ),
             Stack::Own(_) => {
                 format!(
                     "{name} has no link: nobody is at its other end, or the device has been removed"
@@ -461,10 +473,16 @@ impl Device {
         } else {
             "checksums in software"
         };
+        let version = eal::version();
+        let untested = driver == "net_memif" && !version.contains(TESTED);
+        let untested = if untested {
+            ", whose memif driver was not tested"
+        } else {
+            ""
+        };
         format!(
-            "{} (driver {driver}, {}): {} queue(s), {checksums}, {pages}",
+            "{} (driver {driver}, {version}{untested}): {} queue(s), {checksums}, {pages}",
             self.config.device_name(),
-            eal::version(),
             self.queues.len()
         )
     }

@@ -90,6 +90,8 @@ unsafe extern "C" {
     ) -> c_int;
     pub(crate) fn takt_dpdk_link(port: u16) -> c_int;
     pub(crate) fn takt_dpdk_is_removed(port: u16) -> c_int;
+    #[cfg(test)]
+    pub(crate) fn takt_dpdk_tells_of_change(text: *const c_char, size: usize) -> c_int;
     pub(crate) fn takt_dpdk_losses(port: u16, losses: *mut Losses);
     pub(crate) fn takt_dpdk_cycles() -> u64;
     pub(crate) fn takt_dpdk_cycles_per_second() -> u64;
@@ -120,5 +122,20 @@ mod tests {
             HEADROOM,
         ];
         assert_eq!(sizes, ours);
+    }
+
+    /// Newer versions put the name of the driver in front.
+    #[test]
+    fn what_the_memif_driver_tells_is_heard_whatever_is_in_front() {
+        for (line, tells) in [
+            ("memif_msg_receive(): Receive msg type: 1.\n", true),
+            ("MEMIF: memif_msg_receive(): Receive msg type: 1.\n", true),
+            ("memif_connect(): Connected.\n", false),
+            ("", false),
+        ] {
+            // SAFETY: a text of that length.
+            let heard = unsafe { takt_dpdk_tells_of_change(line.as_ptr().cast(), line.len()) };
+            assert_eq!(heard != 0, tells, "{line:?}");
+        }
     }
 }

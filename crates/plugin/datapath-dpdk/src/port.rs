@@ -366,9 +366,15 @@ impl Traffic {
             return;
         };
         // SAFETY: the port is the device's, which lives.
-        let up = unsafe {
-            ffi::takt_dpdk_is_removed(device.port) == 0 && ffi::takt_dpdk_link(device.port) != 0
+        let link = unsafe {
+            if ffi::takt_dpdk_is_removed(device.port) == 0 {
+                ffi::takt_dpdk_link(device.port)
+            } else {
+                0
+            }
         };
+        let up = link > 0;
+        own.unguarded.store(link < 0, Ordering::Relaxed);
         let mut changed = own.up.swap(up, Ordering::AcqRel) != up;
         if up {
             // Another port is at it otherwise.
