@@ -91,6 +91,8 @@ impl Budget {
 struct Entry {
     /// Who is known.
     mac: Option<MacAddress>,
+    /// Before this nobody else has it: who takes turns with another is not followed each time.
+    settled: Duration,
     /// Questions since the last answer.
     questions: u32,
     /// When to ask.
@@ -148,6 +150,7 @@ impl Neighbours {
     pub fn want(&mut self, hop: IpAddr, now: Duration) {
         let entry = self.wanted.entry(hop).or_insert(Entry {
             mac: None,
+            settled: Duration::ZERO,
             questions: 0,
             next: now,
             users: 0,
@@ -420,12 +423,17 @@ impl Neighbours {
         let Some(entry) = self.wanted.get_mut(&address) else {
             return false;
         };
-        if !mac.is_unicast() || entry.mac.is_some_and(|known| known != mac) && !replace {
+        let other = entry.mac.is_some_and(|known| known != mac);
+        if !mac.is_unicast() || other && (!replace || now < entry.settled) {
             return false;
         }
         entry.questions = 0;
         entry.next = now + REACHABLE;
-        entry.mac.replace(mac) != Some(mac)
+        let changed = entry.mac.replace(mac) != Some(mac);
+        if changed {
+            entry.settled = now + RETRY;
+        }
+        changed
     }
 
     /// Whether one who asks who has an address may have one more answer.

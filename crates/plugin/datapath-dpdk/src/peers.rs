@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use takt_datapath::stack::{NextHop, NextHops, StackError};
 use takt_datapath::{ConnectError, PeerHandle, Resolver, Way};
@@ -15,7 +15,8 @@ use takt_wire::frame::{UdpFlow, UdpHeaderTemplate};
 use takt_wire::ip::Dscp;
 use takt_wire::vlan::VlanTag;
 
-use crate::device::{Device, Own, Stack};
+use crate::device::{Device, Stack};
+use crate::neighbours::Neighbours;
 
 /// Hops that a packet may take: the kernel's own default.
 const HOP_LIMIT: u8 = 64;
@@ -53,6 +54,8 @@ pub(crate) struct Peer {
     reached: bool,
     /// `None` while there is no resolved next hop on our interface.
     templates: Option<Templates>,
+    /// What the templates were made of.
+    link: Option<Link>,
     max_payload: usize,
 }
 
@@ -76,6 +79,7 @@ pub(crate) struct Peers {
 }
 
 /// What frames to a peer begin with.
+#[derive(Debug, PartialEq, Eq)]
 struct Link {
     src_mac: MacAddress,
     dst_mac: MacAddress,
@@ -108,7 +112,8 @@ impl Peer {
         self.reached
     }
 
-    fn refresh(&mut self, device: &Device, bind: SocketAddr) {
+    /// `table`: the device's own neighbours.
+    fn refresh(&mut self, device: &Device, table: Option<&Neighbours>, bind: SocketAddr) {
         let (mtu, link) = match (&self.route, &device.stack) {
             (Route::Kernel(way), Stack::Kernel { ifindex, .. }) => {
                 let next_hop = way.next_hop().filter(|hop| hop.ifindex == *ifindex);
@@ -120,9 +125,9 @@ impl Peer {
                     None => (None, None),
                 }
             }
-            (Route::Own(hop), Stack::Own(own)) => (
+            (Route::Own(hop), Stack::Own(_)) => (
                 Some(usize::from(device.config.mtu)),
-                own_link(device, own, *hop, bind),
+                table.and_then(|table| own_link(device, table, *hop, bind)),
             ),
             // A port's peers are of its device's kind.
             _ => (None, None),
@@ -138,7 +143,11 @@ impl Peer {
             // As long as somebody answers there: no table of the kernel's tells that anybody should.
             self.reached = link.is_some();
         }
-        self.templates = link.and_then(|link| templates(&link, port, self.remote));
+        // Whatever has changed is mostly another peer's.
+        if link != self.link {
+            self.templates = (link.as_ref()).and_then(|link| templates(link, port, self.remote));
+            self.link = link;
+        }
     }
 }
 
@@ -225,9 +234,12 @@ impl Peers {
             reached: false,
             route,
             templates: None,
+            link: None,
             max_payload: 0,
         };
-        peer.refresh(&self.device, self.bind);
+        let table = own_table(&self.device);
+        peer.refresh(&self.device, table.as_deref(), self.bind);
+        drop(table);
         let index = self.unused.pop().unwrap_or_else(|| {
             self.places.push(Place::default());
             // The limit keeps the number of places within 16 bits.
@@ -256,9 +268,10 @@ impl Peers {
 
     /// Takes over what has changed on the way to the peers.
     pub(crate) fn refresh(&mut self) {
+        let table = own_table(&self.device);
         for place in &mut self.places {
             if let Some(peer) = &mut place.peer {
-                peer.refresh(&self.device, self.bind);
+                peer.refresh(&self.device, table.as_deref(), self.bind);
             }
         }
     }
@@ -291,12 +304,18 @@ fn link_of(hop: &NextHop, bind: SocketAddr) -> Option<Link> {
     })
 }
 
-fn own_link(device: &Device, own: &Own, hop: IpAddr, bind: SocketAddr) -> Option<Link> {
-    // Acquire: pairs with the Release of who looks after the device.
-    if !own.up.load(std::sync::atomic::Ordering::Acquire) {
+/// The device's own neighbours, if it has such.
+fn own_table(device: &Device) -> Option<MutexGuard<'_, Neighbours>> {
+    match &device.stack {
+        Stack::Own(own) => Some(own.table()),
+        Stack::Kernel { .. } => None,
+    }
+}
+
+fn own_link(device: &Device, table: &Neighbours, hop: IpAddr, bind: SocketAddr) -> Option<Link> {
+    if !device.is_up() {
         return None;
     }
-    let table = own.table();
     Some(Link {
         src_mac: MacAddress(device.traits.mac),
         dst_mac: table.resolve(hop)?,

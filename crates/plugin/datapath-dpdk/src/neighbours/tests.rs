@@ -215,6 +215,29 @@ fn an_address_in_use_is_defended() {
     assert_eq!(answer[ethernet::HEADER_LEN + 40 + 4], 0x20, "not solicited");
 }
 
+#[test]
+fn two_who_claim_one_address_in_turn_are_followed_once_a_second() {
+    let hop = ip("10.0.0.2");
+    let mut left = node(LEFT, 1);
+    left.want(hop, seconds(0));
+    let claims = [RIGHT, THIRD].map(|mac| {
+        let mut claimant = node(mac, 2);
+        claimant.want(ip("10.0.0.1"), seconds(0));
+        polled(&mut claimant, seconds(0)).remove(0)
+    });
+    let mut changes = 0;
+    for turn in 0..5000_u32 {
+        let now = seconds(1) + Duration::from_millis(1) * turn;
+        let claim = &claims[turn as usize % 2];
+        changes += u32::from(left.handle(claim, now, &mut |_| {}));
+    }
+    assert!((2..=6).contains(&changes), "{changes}");
+    // One that is alone is followed.
+    assert!(left.resolve(hop).is_some());
+    left.handle(&claims[0], seconds(100), &mut |_| {});
+    assert_eq!(left.resolve(hop), Some(RIGHT));
+}
+
 /// A question of the right one's to the left one.
 fn echo_v4() -> (Vec<u8>, Vec<u8>, ipv4::Repr) {
     let mut message = vec![8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7];
