@@ -322,6 +322,12 @@ int64_t takt_fabric_post(struct takt_fabric *fabric, void *data, uint64_t length
 	return fi_recvmsg(fabric->endpoint, &message, FI_COMPLETION | (more ? FI_MORE : 0));
 }
 
+/* What is posted ends at once, unless a message has it. */
+void takt_fabric_cancel(struct takt_fabric *fabric, void *context)
+{
+	fi_cancel(&fabric->endpoint->fid, context);
+}
+
 /* How many have ended, at most BURST; negative: the queue is of no use any more. */
 int64_t takt_fabric_read(struct takt_fabric *fabric, struct takt_fabric_done *done, uint64_t room)
 {

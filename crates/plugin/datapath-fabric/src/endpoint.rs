@@ -183,17 +183,19 @@ pub(crate) struct Ended {
     /// Bytes of a received message.
     pub(crate) length: usize,
     pub(crate) failed: bool,
+    /// No message had it.
+    pub(crate) cancelled: bool,
 }
 
 /// An endpoint.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     provider: Provider,
-    fabric: NonNull<Fabric>,
+    /// `None`: closed.
+    fabric: Option<NonNull<Fabric>>,
     /// libfabric's, one for each frame.
     contexts: Box<[Context]>,
     pub(crate) arena: Arena,
-    pub(crate) traits: Traits,
     /// Nothing ends or arrives any more: what has is not told.
     pub(crate) dead: bool,
     done: [Done; BURST],
@@ -201,6 +203,58 @@ pub(crate) struct Endpoint {
 
 // SAFETY: what is pointed to belongs to this alone, and libfabric does not care which thread calls.
 unsafe impl Send for Endpoint {}
+
+/// Opens an endpoint over the memory of its frames.
+fn raise(
+    provider: Provider,
+    config: &FabricConfig,
+    bind: SocketAddr,
+    arena: &Arena,
+) -> Result<(NonNull<Fabric>, Traits), OpenError> {
+    let address = Address::new(provider, bind);
+    let domain = domain(config);
+    let (memory, length) = arena.whole();
+    let mut traits = Traits::NONE;
+    let mut fabric = std::ptr::null_mut();
+    let mut step: *const c_char = std::ptr::null();
+    let mut result = -libc::ENODATA;
+    if let Address::Name(name) = &address {
+        // Of somebody who was killed, for the number is ours. Others may have mapped the
+        // file: it must not change under them.
+        let _ = std::fs::remove_file(region_file(name));
+    }
+    let one = one_by_one(provider);
+    for layers in provider.layers() {
+        let request = request(layers, domain.as_deref(), config, address.raw());
+        // SAFETY: structures of the shim, places to be written, and memory that outlives the endpoint.
+        result = unsafe {
+            ffi::takt_fabric_open(
+                &raw const request,
+                memory.cast(),
+                length as u64,
+                &raw mut traits,
+                &raw mut fabric,
+                &raw mut step,
+            )
+        };
+        if result != -libc::ENODATA {
+            break;
+        }
+    }
+    drop(one);
+    match NonNull::new(fabric) {
+        Some(fabric) if result == 0 => Ok((fabric, traits)),
+        _ => {
+            let step = if step.is_null() {
+                "open"
+            } else {
+                // SAFETY: one of the shim's texts.
+                unsafe { CStr::from_ptr(step) }.to_str().unwrap_or("open")
+            };
+            Err(failure(provider, bind, length, step, -result))
+        }
+    }
+}
 
 impl Endpoint {
     /// # Errors
@@ -215,86 +269,71 @@ impl Endpoint {
             action: format!("cannot map {frames} frames of {} bytes", config.frame_size),
             source,
         })?;
-        let contexts = vec![Context([0; 8]); frames].into_boxed_slice();
-        let address = Address::new(provider, bind);
-        let domain = domain(config);
-        let (memory, length) = arena.whole();
-        let mut traits = Traits::NONE;
-        let mut fabric = std::ptr::null_mut();
-        let mut step: *const c_char = std::ptr::null();
-        let mut result = -libc::ENODATA;
-        if let Address::Name(name) = &address {
-            // Of somebody who was killed, for the number is ours. Others may have mapped the
-            // file: it must not change under them.
-            let _ = std::fs::remove_file(region_file(name));
+        let (fabric, traits) = raise(provider, config, bind, &arena)?;
+        let opened = Self {
+            provider,
+            fabric: Some(fabric),
+            contexts: vec![Context([0; 8]); frames].into_boxed_slice(),
+            arena,
+            dead: false,
+            done: [Done {
+                context: std::ptr::null_mut(),
+                length: 0,
+                error: 0,
+                received: 0,
+            }; BURST],
+        };
+        if (traits.longest as usize) < opened.arena.message() {
+            return Err(refused(format!(
+                "frame_size = {}: {} carries at most {}",
+                config.frame_size,
+                text(&traits.provider),
+                traits.longest
+            )));
         }
-        let one = one_by_one(provider);
-        for layers in provider.layers() {
-            let request = request(layers, domain.as_deref(), config, address.raw());
-            // SAFETY: structures of the shim, places to be written, and memory that outlives the endpoint.
-            result = unsafe {
-                ffi::takt_fabric_open(
-                    &raw const request,
-                    memory.cast(),
-                    length as u64,
-                    &raw mut traits,
-                    &raw mut fabric,
-                    &raw mut step,
-                )
-            };
-            if result != -libc::ENODATA {
-                break;
-            }
+        Ok(opened)
+    }
+
+    /// Closes it: all connections end, and nothing that was handed over is anybody's but ours.
+    #[cold]
+    pub(crate) fn close(&mut self) {
+        if let Some(fabric) = self.fabric.take() {
+            let _one = one_by_one(self.provider);
+            // SAFETY: opened by `raise`, closed once; the memory is freed after this.
+            unsafe { ffi::takt_fabric_close(fabric.as_ptr()) };
         }
-        drop(one);
-        match NonNull::new(fabric) {
-            Some(fabric) if result == 0 => {
-                let opened = Self {
-                    provider,
-                    fabric,
-                    contexts,
-                    arena,
-                    traits,
-                    dead: false,
-                    done: [Done {
-                        context: std::ptr::null_mut(),
-                        length: 0,
-                        error: 0,
-                        received: 0,
-                    }; BURST],
-                };
-                if (opened.traits.longest as usize) < opened.arena.message() {
-                    return Err(refused(format!(
-                        "frame_size = {}: {} carries at most {}",
-                        config.frame_size,
-                        text(&opened.traits.provider),
-                        opened.traits.longest
-                    )));
-                }
-                Ok(opened)
-            }
-            _ => {
-                let step = if step.is_null() {
-                    "open"
-                } else {
-                    // SAFETY: one of the shim's texts.
-                    unsafe { CStr::from_ptr(step) }.to_str().unwrap_or("open")
-                };
-                Err(failure(provider, bind, length, step, -result))
-            }
-        }
+    }
+
+    /// Opens it again, over the same frames, after it was [closed](Self::close).
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    #[cold]
+    pub(crate) fn reopen(
+        &mut self,
+        config: &FabricConfig,
+        bind: SocketAddr,
+    ) -> Result<(), OpenError> {
+        self.close();
+        let (fabric, _) = raise(self.provider, config, bind, &self.arena)?;
+        self.fabric = Some(fabric);
+        self.dead = false;
+        Ok(())
+    }
+
+    /// Whether there is one.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.fabric.is_some() && !self.dead
     }
 
     /// The port number that the endpoint has.
     pub(crate) fn port(&self, bind: SocketAddr) -> Option<u16> {
+        let fabric = self.fabric?;
         let mut name = [0_u8; 256];
         // SAFETY: so much room.
         let result = unsafe {
-            ffi::takt_fabric_name(
-                self.fabric.as_ptr(),
-                name.as_mut_ptr().cast(),
-                name.len() as u64,
-            )
+            ffi::takt_fabric_name(fabric.as_ptr(), name.as_mut_ptr().cast(), name.len() as u64)
         };
         let family = u16::from_ne_bytes([name[0], name[1]]);
         let expected = if bind.is_ipv4() {
@@ -309,41 +348,50 @@ impl Endpoint {
     /// What to wait for, if there is something.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         // SAFETY: reads a number.
-        let fd = unsafe { ffi::takt_fabric_fd(self.fabric.as_ptr()) };
+        let fd = unsafe { ffi::takt_fabric_fd(self.fabric?.as_ptr()) };
         // SAFETY: the endpoint's own, which lives as long as it is borrowed.
         (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
     /// Whether the descriptor tells of whatever comes from now on, and nothing has come.
     pub(crate) fn may_wait(&mut self) -> bool {
+        let Some(fabric) = self.fabric else {
+            return true;
+        };
         // SAFETY: the endpoint is open, and used by one thread.
-        unsafe { ffi::takt_fabric_try_wait(self.fabric.as_ptr()) == 0 }
+        unsafe { ffi::takt_fabric_try_wait(fabric.as_ptr()) == 0 }
     }
 
     /// # Errors
     /// libfabric's, as errno.
     pub(crate) fn insert(&mut self, address: &Address) -> Result<u64, i32> {
+        let fabric = self.fabric.ok_or(libc::ENETDOWN)?;
         let mut peer = 0;
         let _one = one_by_one(self.provider);
         // SAFETY: an address of the endpoint's format, and a place to be written.
-        let result = unsafe {
-            ffi::takt_fabric_insert(self.fabric.as_ptr(), address.raw().0, &raw mut peer)
-        };
+        let result =
+            unsafe { ffi::takt_fabric_insert(fabric.as_ptr(), address.raw().0, &raw mut peer) };
         if result == 0 { Ok(peer) } else { Err(-result) }
     }
 
     pub(crate) fn remove(&mut self, peer: u64) {
+        let Some(fabric) = self.fabric else {
+            return;
+        };
         let _one = one_by_one(self.provider);
         // SAFETY: the endpoint is open, and used by one thread.
-        unsafe { ffi::takt_fabric_remove(self.fabric.as_ptr(), peer) };
+        unsafe { ffi::takt_fabric_remove(fabric.as_ptr(), peer) };
     }
 
     /// Sends a few bytes, which are copied.
     pub(crate) fn inject(&mut self, peer: u64, message: &[u8]) -> Outcome {
+        let Some(fabric) = self.fabric else {
+            return Outcome::Later;
+        };
         // SAFETY: the bytes are read before it returns.
         Outcome::of(unsafe {
             ffi::takt_fabric_inject(
-                self.fabric.as_ptr(),
+                fabric.as_ptr(),
                 peer,
                 message.as_ptr().cast(),
                 message.len() as u64,
@@ -366,11 +414,14 @@ impl Endpoint {
         more: bool,
     ) -> Outcome {
         debug_assert!(length <= self.arena.message());
+        let Some(fabric) = self.fabric else {
+            return Outcome::Later;
+        };
         let context = (&raw mut self.contexts[frame]).cast();
         // SAFETY: so many bytes of the frame and its context, which nobody else touches before it has ended.
         Outcome::of(unsafe {
             ffi::takt_fabric_send(
-                self.fabric.as_ptr(),
+                fabric.as_ptr(),
                 peer,
                 self.arena.start(frame).cast(),
                 length as u64,
@@ -386,11 +437,14 @@ impl Endpoint {
     /// Nobody reads or writes the frame before it has [ended](Self::read).
     #[inline]
     pub(crate) unsafe fn post(&mut self, frame: usize, more: bool) -> Outcome {
+        let Some(fabric) = self.fabric else {
+            return Outcome::Later;
+        };
         let context = (&raw mut self.contexts[frame]).cast();
         // SAFETY: a frame of such a size and its context, which nobody else touches before it has ended.
         Outcome::of(unsafe {
             ffi::takt_fabric_post(
-                self.fabric.as_ptr(),
+                fabric.as_ptr(),
                 self.arena.start(frame).cast(),
                 self.arena.message() as u64,
                 context,
@@ -399,13 +453,25 @@ impl Endpoint {
         })
     }
 
+    /// Has a posted frame end, [cancelled](Ended::cancelled), unless a message has it.
+    #[cold]
+    pub(crate) fn cancel(&mut self, frame: usize) {
+        if let Some(fabric) = self.fabric {
+            let context = (&raw mut self.contexts[frame]).cast();
+            // SAFETY: the endpoint is open, and used by one thread; the context says which frame.
+            unsafe { ffi::takt_fabric_cancel(fabric.as_ptr(), context) };
+        }
+    }
+
     /// What has ended since, at most [`BURST`]; and lets the provider get on with its work.
     #[inline]
     pub(crate) fn read(&mut self, mut ended: impl FnMut(Ended)) -> usize {
-        // SAFETY: room for a burst.
-        let count = unsafe {
-            ffi::takt_fabric_read(self.fabric.as_ptr(), self.done.as_mut_ptr(), BURST as u64)
+        let Some(fabric) = self.fabric else {
+            return 0;
         };
+        // SAFETY: room for a burst.
+        let count =
+            unsafe { ffi::takt_fabric_read(fabric.as_ptr(), self.done.as_mut_ptr(), BURST as u64) };
         // The queue of what has ended is dead, and with it the endpoint.
         self.dead |= count < 0;
         let count = usize::try_from(count).unwrap_or(0).min(BURST);
@@ -419,6 +485,7 @@ impl Endpoint {
                     frame,
                     length: (done.length as usize).min(self.arena.message()),
                     failed: done.error != 0,
+                    cancelled: done.error == libc::ECANCELED,
                 });
             }
         }
@@ -428,9 +495,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        let _one = one_by_one(self.provider);
-        // SAFETY: opened by `open`, closed once; the memory is freed after this.
-        unsafe { ffi::takt_fabric_close(self.fabric.as_ptr()) };
+        self.close();
     }
 }
 

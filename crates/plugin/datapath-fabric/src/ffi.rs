@@ -122,6 +122,7 @@ unsafe extern "C" {
         context: *mut c_void,
         more: c_int,
     ) -> i64;
+    pub(crate) fn takt_fabric_cancel(fabric: *mut Fabric, context: *mut c_void);
     pub(crate) fn takt_fabric_read(fabric: *mut Fabric, done: *mut Done, room: u64) -> i64;
     pub(crate) fn takt_fabric_error(error: c_int) -> *const c_char;
     pub(crate) fn takt_fabric_version() -> u32;

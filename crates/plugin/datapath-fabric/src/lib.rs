@@ -27,14 +27,18 @@ mod header;
 mod peers;
 mod port;
 mod waiting;
+mod watch;
 
-use takt_datapath::{Capabilities, Datapath, DatapathKind, OpenError, Port, PortRequest};
+use std::sync::Arc;
+
+use takt_datapath::{Capabilities, Datapath, DatapathKind, Health, OpenError, Port, PortRequest};
 
 pub use config::{FabricConfig, Provider};
 
 use config::refused;
 use endpoint::text;
 use port::FabricPort;
+use watch::{Failures, Ports};
 
 /// A provider of libfabric.
 #[derive(Clone, Debug)]
@@ -42,6 +46,7 @@ pub struct FabricDatapath {
     provider: Provider,
     config: FabricConfig,
     detail: String,
+    failures: Arc<Failures>,
 }
 
 impl FabricDatapath {
@@ -78,6 +83,7 @@ impl FabricDatapath {
                         provider,
                         config,
                         detail,
+                        failures: Arc::new(Failures::new()),
                     });
                 }
                 Err(reason) => missing.push(format!("{}: {reason}", provider.name())),
@@ -119,7 +125,12 @@ impl Datapath for FabricDatapath {
             self.provider,
             &self.config,
             request.bind,
+            Arc::clone(&self.failures),
         )?))
+    }
+
+    fn health(&self, _changed: Box<dyn Fn() + Send>) -> Option<Box<dyn Health>> {
+        Some(Box::new(Ports(Arc::clone(&self.failures))))
     }
 }
 

@@ -299,6 +299,25 @@ impl Peers {
         }
     }
 
+    /// The endpoint is another one: nobody is reached before he has taken something from it.
+    #[cold]
+    pub(crate) fn enter_again(&mut self, endpoint: &mut Endpoint) {
+        for place in 0..self.places.len() {
+            let peer = &mut self.places[place];
+            if peer.fabric.is_none() {
+                continue;
+            }
+            // Who cannot be entered would be sent to in vain: what waits for him is lost, counted.
+            peer.fabric = endpoint
+                .insert(&Address::new(self.provider, peer.remote))
+                .ok();
+            peer.posted = 0;
+            peer.blocked = None;
+            peer.retry = Instant::now();
+            self.unreach(place as u16);
+        }
+    }
+
     /// Whether to leave a peer alone that is gone.
     #[inline]
     pub(crate) fn is_hopeless(&mut self, place: u16) -> bool {

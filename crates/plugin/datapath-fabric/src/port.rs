@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use takt_datapath::{
     ConnectError, Datagram, Frame, OpenError, PeerHandle, Port, PortCounters, ReserveError,
@@ -16,9 +17,12 @@ use crate::ffi::BURST;
 use crate::header::{self, Kind};
 use crate::peers::Peers;
 use crate::waiting::Waiting;
+use crate::watch::{Failures, Look, Watch};
 
 /// A peer that takes nothing for so long loses what waits for it.
 const STUCK: Duration = Duration::from_secs(1);
+/// Between two attempts to open a port again.
+const AGAIN: Duration = Duration::from_millis(50);
 /// Completions that one call looks at beyond its budget, in bursts.
 const BURSTS: usize = 16;
 
@@ -50,6 +54,12 @@ pub(crate) struct FabricPort {
     receives: usize,
     by_syscall: bool,
     endpoint: Endpoint,
+    /// As it was opened.
+    config: FabricConfig,
+    watch: Watch,
+    failures: Arc<Failures>,
+    /// Closed, until it is tried then to open it again.
+    closed: Option<Instant>,
     _held: Option<HeldNumber>,
 }
 
@@ -86,6 +96,7 @@ impl FabricPort {
         provider: Provider,
         config: &FabricConfig,
         bind: SocketAddr,
+        failures: Arc<Failures>,
     ) -> Result<Self, OpenError> {
         let (held, bind) = if provider.has_ip_addresses() {
             (None, bind)
@@ -100,7 +111,9 @@ impl FabricPort {
         } else {
             bind
         };
+        let mut watch = Watch::new(config.receives);
         for frame in 0..config.receives {
+            watch.post(frame);
             // SAFETY: nobody has looked at the frame, and nobody does before it has ended.
             let posted = unsafe { endpoint.post(frame, frame + 1 < config.receives) };
             if posted != Outcome::Taken {
@@ -136,6 +149,10 @@ impl FabricPort {
             receives: config.receives,
             by_syscall: provider != Provider::Shm,
             endpoint,
+            config: config.clone(),
+            watch,
+            failures,
+            closed: None,
             _held: held,
         })
     }
@@ -151,12 +168,17 @@ impl FabricPort {
             failed,
             failed_bytes,
             receives,
+            watch,
             ..
         } = self;
         endpoint.read(|ended| {
             if ended.frame < *receives {
                 // There is room: no frame is posted twice.
-                receive.arrived.push_back(ended);
+                if watch.end(ended.frame, ended.cancelled) {
+                    receive.arrived.push_back(ended);
+                } else {
+                    receive.spent.push(ended.frame);
+                }
                 return;
             }
             let frame = ended.frame - *receives;
@@ -268,14 +290,78 @@ impl FabricPort {
             if unsafe { self.endpoint.post(frame, more) } != Outcome::Taken {
                 break;
             }
+            self.watch.post(frame);
             self.receive.spent.pop();
+        }
+    }
+
+    /// Looks whether what is posted still ends, and begins anew where it does not.
+    #[inline]
+    fn look(&mut self, now: Instant) {
+        // Whoever can use a host's shared memory can end its lanes in other ways.
+        if !self.by_syscall {
+            return;
+        }
+        let look = match self.closed {
+            None if self.endpoint.dead => Look::Stuck(0),
+            None => self.watch.look(now),
+            Some(again) if now >= again => return self.open_again(now),
+            Some(_) => return,
+        };
+        match look {
+            Look::Fine => {}
+            Look::Ask(frame) => {
+                self.endpoint.cancel(frame);
+                self.progress();
+                self.watch.asked();
+                self.post();
+            }
+            Look::Stuck(held) => {
+                self.counters.rx_dropped += held;
+                self.close(now);
+            }
+        }
+    }
+
+    /// Ends all connections: theirs who hold the frames among them.
+    #[cold]
+    fn close(&mut self, now: Instant) {
+        self.endpoint.close();
+        self.failures.close();
+        self.receive.spent.extend(self.watch.posted());
+        self.watch.forget();
+        for index in 0..self.transmit.states.len() {
+            if let State::Posted(place, length) = self.transmit.states[index] {
+                self.failed += 1;
+                self.failed_bytes += u64::from(length) - header::LEN as u64;
+                self.transmit.posted -= 1;
+                self.lose(index as u32, place);
+            }
+        }
+        self.open_again(now);
+    }
+
+    #[cold]
+    fn open_again(&mut self, now: Instant) {
+        let opened = self.endpoint.reopen(&self.config, self.local);
+        if opened.is_ok() && self.waiting.follow(self.endpoint.fd()).is_ok() {
+            self.closed = None;
+            self.failures.open();
+            self.peers.enter_again(&mut self.endpoint);
+            self.post();
+        } else {
+            self.endpoint.close();
+            self.closed = Some(now + AGAIN);
         }
     }
 
     /// Whether something is to leave, or somebody to be reached, of which the provider's descriptor does not tell: TCP's
     /// says nothing of sockets that can be written to again.
     fn is_sending(&self) -> bool {
-        self.transmit.posted > 0 || !self.transmit.queued.is_empty() || self.peers.is_probing()
+        self.transmit.posted > 0
+            || !self.transmit.queued.is_empty()
+            || self.peers.is_probing()
+            || self.closed.is_some()
     }
 
     /// Nothing has come: from here on the descriptor tells of what does.
@@ -313,7 +399,7 @@ impl Port for FabricPort {
     }
 
     fn reaches(&mut self, peer: PeerHandle) -> bool {
-        self.peers.is_reached(peer) && !self.endpoint.dead
+        self.peers.is_reached(peer) && self.endpoint.is_open()
     }
 
     fn connect(&mut self, remote: SocketAddr) -> Result<PeerHandle, ConnectError> {
@@ -336,7 +422,7 @@ impl Port for FabricPort {
 
     fn reserve(&mut self, peer: PeerHandle) -> Result<Frame, ReserveError> {
         let place = self.peers.place(peer).ok_or(ReserveError::UnknownPeer)?;
-        if !self.peers.get(place).resolved || self.endpoint.dead {
+        if !self.peers.get(place).resolved || !self.endpoint.is_open() {
             return Err(ReserveError::Unresolved);
         }
         if self.transmit.free.is_empty() {
@@ -429,6 +515,7 @@ impl Port for FabricPort {
         if self.peers.is_probing() {
             self.peers.probe(&mut self.endpoint);
         }
+        self.look(Instant::now());
         let (mut delivered, mut looked) = (0, 0);
         // Whether the provider had no more, as far as it has said.
         let mut drained = false;
@@ -487,6 +574,14 @@ impl Port for FabricPort {
             tx_datagrams: self.counters.tx_datagrams.saturating_sub(self.failed),
             tx_bytes: self.counters.tx_bytes.saturating_sub(self.failed_bytes),
             ..self.counters
+        }
+    }
+}
+
+impl Drop for FabricPort {
+    fn drop(&mut self) {
+        if self.closed.is_some() {
+            self.failures.open();
         }
     }
 }

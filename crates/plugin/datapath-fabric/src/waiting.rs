@@ -65,6 +65,16 @@ impl Waiting {
         self.by_the_clock
     }
 
+    /// The provider has another descriptor; the one before is closed.
+    ///
+    /// # Errors
+    /// The kernel's.
+    #[cold]
+    pub(crate) fn follow(&mut self, provider: Option<BorrowedFd<'_>>) -> std::io::Result<()> {
+        self.by_the_clock = provider.is_none();
+        provider.map_or(Ok(()), |provider| add(&self.epoll, provider))
+    }
+
     /// Something waits that nothing else tells of.
     #[inline]
     pub(crate) fn ring(&mut self) {

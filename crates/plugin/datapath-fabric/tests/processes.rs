@@ -4,6 +4,7 @@ mod support;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -72,6 +73,24 @@ fn await_echo(port: &mut dyn Port, peer: PeerHandle, next: &mut u32) {
     });
 }
 
+/// Has a process inherit none of libfabric's descriptors, which would keep ports open.
+fn alone(command: &mut Command) -> &mut Command {
+    let close = || {
+        // SAFETY: plain call, which marks descriptors.
+        unsafe {
+            libc::syscall(
+                libc::SYS_close_range,
+                3,
+                u32::MAX,
+                libc::CLOSE_RANGE_CLOEXEC,
+            )
+        };
+        Ok(())
+    };
+    // SAFETY: one system call between `fork` and `exec`.
+    unsafe { command.pre_exec(close) }
+}
+
 /// Another process, which sends back what arrives; killed at the latest with the test.
 struct Echo {
     child: Child,
@@ -80,7 +99,8 @@ struct Echo {
 
 impl Echo {
     fn start(provider: Provider, bind: SocketAddr) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("the test's own path"))
+        let mut command = Command::new(std::env::current_exe().expect("the test's own path"));
+        let mut child = alone(&mut command)
             .args(["--exact", "echo_process", "--ignored", "--nocapture"])
             .env(ROLE, format!("{} {bind}", provider.name()))
             .stdout(Stdio::piped())
@@ -326,7 +346,7 @@ impl Stranger {
             .status();
         assert!(built.expect("cc starts").success());
         let local = port.local();
-        let child = Command::new(&program)
+        let child = alone(&mut Command::new(&program))
             .args([local.ip().to_string(), local.port().to_string()])
             .args(arguments)
             .env(
@@ -404,6 +424,41 @@ fn messages_that_do_not_end_hold_no_frames() {
         drop(stranger);
         await_echo(&mut *port, peer, &mut next);
     }
+}
+
+/// A message that has begun has a frame until it ends. Whoever holds all of them this way is cut off.
+#[test]
+fn a_port_whose_frames_are_held_begins_anew_and_says_so() {
+    let config = FabricConfig {
+        receives: 16,
+        ..FabricConfig::new(Provider::Tcp)
+    };
+    let Some(datapath) = probe(&config) else {
+        return;
+    };
+    let health = datapath.health(Box::new(|| ())).expect("it is known");
+    let mut port = open(&datapath, own(1));
+    let echo = Echo::start(Provider::Tcp, own(3));
+    let peer = port.connect(echo.address).expect("a peer");
+    let mut next = 0;
+    await_echo(&mut *port, peer, &mut next);
+    assert_eq!(health.fault(), None);
+    let _stranger = Stranger::start(&*port, false, &["hold"]);
+    wait_until("the port to notice", || {
+        port.receive(64, &mut |_| {});
+        port.flush();
+        health.fault().is_some()
+    });
+    let fault = health.fault().unwrap_or_default();
+    assert!(fault.contains("firewall"), "{fault}");
+    assert!(port.counters().rx_dropped > 8, "{:?}", port.counters());
+    // With the same address, by which the peer finds it.
+    await_echo(&mut *port, peer, &mut next);
+    wait_until("the peer to be reached", || {
+        port.receive(64, &mut |_| {});
+        port.flush();
+        port.reaches(peer)
+    });
 }
 
 /// As a lane does that has nothing to do but what its descriptor wakes it for.

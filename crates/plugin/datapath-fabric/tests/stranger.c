@@ -1,16 +1,60 @@
 /* Sends messages by libfabric's TCP that are not Takt's: short, wrong, one that is right, and one that is longer than a
  * frame. Or begins messages that are longer than a frame, and says nothing more.
- * stranger ADDRESS PORT [begin] */
+ * Or holds: begins messages on many connections, each of which leaves halfway.
+ * stranger ADDRESS PORT [begin|hold] */
 
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
+
+#include <errno.h>
+
+#define CONNECTIONS 40
+#define HALF 300
+
+/* What has left of halves, by descriptor. */
+static size_t left[4096];
+static int halving;
+
+/* In the place of libc's, by which the library sends. */
+ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+	struct iovec part;
+	struct msghdr half = *message;
+	ssize_t sent;
+
+	if (!halving || fd >= 4096)
+		return syscall(SYS_sendmsg, fd, message, flags);
+	if (left[fd] == HALF) {
+		errno = EAGAIN;
+		return -1;
+	}
+	part = message->msg_iov[0];
+	if (part.iov_len > HALF - left[fd])
+		part.iov_len = HALF - left[fd];
+	half.msg_iov = &part;
+	half.msg_iovlen = 1;
+	sent = syscall(SYS_sendmsg, fd, &half, flags);
+	if (sent > 0)
+		left[fd] += sent;
+	return sent;
+}
+
+ssize_t send(int fd, const void *data, size_t length, int flags)
+{
+	struct iovec part = { .iov_base = (void *)data, .iov_len = length };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+
+	return sendmsg(fd, &message, flags);
+}
 
 static struct fid_ep *endpoint;
 static struct fid_cq *queue;
@@ -60,6 +104,7 @@ static void begin(const void *data, fi_addr_t to)
 int main(int argc, char **argv)
 {
 	static unsigned char data[1 << 20];
+	int holds = argc == 4 && !strcmp(argv[3], "hold");
 	struct sockaddr_in peer = { .sin_family = AF_INET };
 	struct fi_cq_attr attributes = { .format = FI_CQ_FORMAT_MSG };
 	struct fi_av_attr table = { .type = FI_AV_UNSPEC };
@@ -77,6 +122,7 @@ int main(int argc, char **argv)
 	hints->ep_attr->type = FI_EP_RDM;
 	hints->tx_attr->size = 1024;
 	hints->fabric_attr->prov_name = strdup("tcp;ofi_rxm");
+another:
 	if (fi_getinfo(FI_VERSION(1, 17), "127.0.0.5", NULL, FI_SOURCE, hints, &info) ||
 	    fi_fabric(info->fabric_attr, &fabric, NULL) || fi_domain(fabric, info, &domain, NULL) ||
 	    fi_cq_open(domain, &attributes, &queue, NULL) || fi_av_open(domain, &table, &peers, NULL) ||
@@ -84,6 +130,23 @@ int main(int argc, char **argv)
 	    fi_ep_bind(endpoint, &queue->fid, FI_TRANSMIT | FI_RECV) || fi_enable(endpoint) ||
 	    fi_av_insert(peers, &peer, 1, &to, 0, NULL) != 1)
 		return 2;
+	if (holds) {
+		static int connections;
+		struct fi_cq_msg_entry ended;
+
+		send_all(data, 8, to);
+		halving = 1;
+		if (fi_send(endpoint, data, 4000, NULL, to, NULL))
+			return 5;
+		fi_cq_read(queue, &ended, 1);
+		halving = 0;
+		if (++connections < CONNECTIONS)
+			goto another;
+		puts("begun");
+		fflush(stdout);
+		for (;;)
+			pause();
+	}
 	if (argc == 4) {
 		send_all(data, 8, to);
 		begin(data, to);
