@@ -553,7 +553,7 @@ fn what_the_ring_had_no_room_for_is_no_loss_of_the_network() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("takt starts");
-    let mut monitor = Running(child);
+    let monitor = Running(child);
     let inside = far.enter().expect("the host");
     let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
     socket

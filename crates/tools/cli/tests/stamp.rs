@@ -157,7 +157,7 @@ fn receivers_get_what_was_sent_and_a_monitor_sees_when() {
     let written = std::thread::spawn(move || {
         let mut all = 0;
         until_true("all is captured", || {
-            let taken = socket.take(10, |meta, bytes| {
+            let taken = socket.take(10, |meta, bytes, _| {
                 let udp = bytes.get(23) == Some(&17) || bytes.get(20) == Some(&17);
                 all += u64::from(udp);
                 writer.packet(meta, bytes).expect("written");
