@@ -61,7 +61,7 @@ pub struct Neighbours {
     fixed: HashMap<IpAddr, MacAddress>,
     wanted: HashMap<IpAddr, Entry>,
     counters: NeighbourCounters,
-    answers: [Budget; SHARES],
+    answers: Box<[Budget; SHARES]>,
     echoes: Budget,
 }
 
@@ -116,7 +116,7 @@ impl Neighbours {
             fixed: fixed.iter().copied().collect(),
             wanted: HashMap::new(),
             counters: NeighbourCounters::default(),
-            answers: [Budget::default(); SHARES],
+            answers: Box::new([Budget::default(); SHARES]),
             echoes: Budget::default(),
         }
     }
