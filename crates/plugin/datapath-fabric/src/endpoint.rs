@@ -90,6 +90,18 @@ fn region_file(name: &CStr) -> String {
     format!("/dev/shm/{}", name.to_string_lossy())
 }
 
+/// Whether a region is nobody else's, or is not there yet: names can be foreseen, and whoever has made one, or may write to
+/// it, would have the provider follow what stands in it.
+fn is_ours(name: &CStr) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    // SAFETY: no arguments and no failure.
+    let user = unsafe { libc::geteuid() };
+    match std::fs::symlink_metadata(region_file(name)) {
+        Ok(meta) => meta.is_file() && meta.uid() == user && meta.mode() & 0o022 == 0,
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
+}
+
 /// What a field of the shim's says.
 pub(crate) fn text(field: &[u8]) -> &str {
     CStr::from_bytes_until_nul(field)
@@ -222,6 +234,12 @@ fn raise(
         // Of somebody who was killed, for the number is ours. Others may have mapped the
         // file: it must not change under them.
         let _ = std::fs::remove_file(region_file(name));
+        if !is_ours(name) {
+            return Err(OpenError::Privilege(format!(
+                "{} is another user's: remove it",
+                region_file(name)
+            )));
+        }
     }
     let one = one_by_one(provider);
     for layers in provider.layers() {
@@ -366,6 +384,11 @@ impl Endpoint {
     /// libfabric's, as errno.
     pub(crate) fn insert(&mut self, address: &Address) -> Result<u64, i32> {
         let fabric = self.fabric.ok_or(libc::ENETDOWN)?;
+        if let Address::Name(name) = address
+            && !is_ours(name)
+        {
+            return Err(libc::EACCES);
+        }
         let mut peer = 0;
         let _one = one_by_one(self.provider);
         // SAFETY: an address of the endpoint's format, and a place to be written.

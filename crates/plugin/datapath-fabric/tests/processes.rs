@@ -537,6 +537,33 @@ fn what_is_not_there_is_told() {
     assert!(error.to_string().contains("192.0.2.77"), "{error}");
 }
 
+/// The name of a region can be foreseen.
+#[test]
+fn shared_memory_of_another_user_is_not_used() {
+    use std::os::unix::fs::MetadataExt;
+    // SAFETY: no arguments and no failure.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: another user's file needs root");
+        return;
+    }
+    let Some(datapath) = probe(&FabricConfig::new(Provider::Shm)) else {
+        return;
+    };
+    let mut port = open(&datapath, own(1));
+    let namespace = std::fs::metadata("/proc/thread-self/ns/net").expect("a namespace");
+    for (last, owner, mode) in [(77, 65_534, 0o600), (78, 0, 0o666)] {
+        let number = std::process::id() as u16 | 1024;
+        let file = format!("/dev/shm/takt-{}-127.0.0.{last}_{number}", namespace.ino());
+        std::fs::write(&file, [0; 4096]).expect("a file");
+        std::os::unix::fs::chown(&file, Some(owner), None).expect("another owner");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(&file, mode).expect("another mode");
+        let connected = port.connect(SocketAddr::from(([127, 0, 0, last], number)));
+        std::fs::remove_file(&file).expect("ours");
+        assert!(connected.is_err(), "{file}");
+    }
+}
+
 /// Between processes: what is not of this host is not reached, and a number is one port's.
 #[test]
 fn shared_memory_reaches_this_host_only() {
