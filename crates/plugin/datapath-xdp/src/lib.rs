@@ -14,6 +14,8 @@
 //! - An interface that goes down and comes back is followed. When one is deleted its sockets die with it, and a port there
 //!   reports [`takt_datapath::ReserveError::Unresolved`]. When there is another one of its name, whoever asks for the
 //!   [`Health`] of the datapath has it opened in its place, and ports take that over; nobody does it else.
+//! - With zero copy the driver has what is in the ring when the link goes down: it counts as sent, and may leave when the link is
+//!   back. With copies it is withdrawn, and counted as lost.
 //! - An MTU that is raised is followed as far as frames have room, in steps of 4 KiB.
 //! - A network card must leave VLAN tags in the frame (`ethtool -K … rxvlan off`) for VLAN
 //!   interfaces to be told apart; their addresses count as the interface's own.
