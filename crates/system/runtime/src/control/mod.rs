@@ -10,6 +10,7 @@ mod captures;
 mod credentials;
 mod direct;
 mod drain;
+mod ended;
 mod events;
 mod faults;
 mod handle;
@@ -46,9 +47,7 @@ use takt_datapath::{Capabilities, DatapathKind, Resolver};
 use takt_session::{ErrorCode, Failure};
 
 use crate::config::{Config, KeptSchedule};
-use crate::counters::{
-    ChannelCounters, DepartureCounters, LaneCounters, PortTraffic, SessionReading,
-};
+use crate::counters::{ChannelCounters, DepartureCounters, LaneCounters, PortTraffic};
 use crate::delays::DelayCounters;
 use crate::ids::SessionId;
 use crate::lane::{Command, Event, LaneHandle};
@@ -178,7 +177,7 @@ pub struct Control {
     /// How often streams or schedules were added: what was checked beside those before is to be checked again.
     admissions: u64,
     /// Per tenant: sessions that have ended, and what they counted.
-    ended: BTreeMap<String, (u64, SessionReading)>,
+    ended: ended::Ended,
     /// Per channel: the counters of each lane that knows it.
     channels: BTreeMap<u64, Vec<(usize, Arc<ChannelCounters>)>>,
     /// Sinks have come or gone since peers were last told which channels are wanted.
@@ -445,6 +444,13 @@ impl Control {
         let now = self.now();
         if now >= self.next_progress {
             self.next_progress = now + HELLO_EVERY;
+            let (listeners, sessions) = (&self.listeners, &self.sessions);
+            self.ended.forget(now, || {
+                let listening = listeners.values().map(|listener| &listener.policy);
+                let attached = sessions.values().map(|session| &session.policy);
+                let there = listening.chain(attached);
+                there.map(|policy| policy.identity.as_str()).collect()
+            });
             if !self.incomplete {
                 self.peering
                     .announce(&self.sources.progress(), &mut effects);

@@ -687,6 +687,7 @@ impl Control {
     }
 
     pub(super) fn forget_session(&mut self, id: SessionId) {
+        let now = self.now();
         let abandoned = self.sessions.get(&id).and_then(|s| s.arena.as_ref());
         let reads_on = abandoned.is_some_and(|arena| !arena.abandoned);
         self.forget_direct(id, !reads_on);
@@ -699,10 +700,8 @@ impl Control {
                 tracing::warn!(session = %id, name = %session.name, identity = %session.policy.identity, abandoned, "messages of a session that has ended were given up");
             }
             if session.arena.is_some() {
-                let identity = session.policy.identity.clone();
-                let (ended, counters) = self.ended.entry(identity).or_default();
-                *ended += 1;
-                *counters += session.counters.read();
+                let (identity, counters) = (&session.policy.identity, session.counters.read());
+                self.ended.note(identity, counters, now);
             }
             self.reaper.release(session.tenant, session);
         }

@@ -351,7 +351,7 @@ fn start(
         moves: Default::default(),
         to_map: VecDeque::new(),
         admissions: 0,
-        ended: BTreeMap::new(),
+        ended: Default::default(),
         channels: BTreeMap::new(),
         wants_changed: std::collections::BTreeSet::new(),
         opened_sinks: Vec::new(),

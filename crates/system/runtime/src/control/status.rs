@@ -105,10 +105,10 @@ impl Control {
             ended: 0,
             counters: SessionReading::default(),
         };
-        for (identity, (ended, counters)) in &self.ended {
+        for (identity, ended) in self.ended.iter() {
             let tenant = all.entry(identity).or_insert_with(|| entry(identity));
-            tenant.ended += ended;
-            tenant.counters += *counters;
+            tenant.ended += ended.sessions;
+            tenant.counters += ended.counters;
         }
         for session in self.sessions.values().filter(|s| s.arena.is_some()) {
             let identity = session.policy.identity.as_str();

@@ -206,7 +206,9 @@ impl Lane {
             self.end_remote(id, true);
             // From here on it is the other one.
             let state = &mut self.state;
-            state.senders.leave(leaving, &state.remotes[leaving], &state.remotes);
+            state
+                .senders
+                .leave(leaving, &state.remotes[leaving], &state.remotes);
         }
     }
 }
