@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
@@ -62,8 +63,12 @@ func run(ctx context.Context, path string, check bool, name, kubeconfig, install
 	if name == "" {
 		return errors.New("the node has no name: set -node or NODE_NAME")
 	}
+	client, way, err := reach(kubeconfig)
+	if err != nil {
+		return fmt.Errorf("cannot reach the API server: %w", err)
+	}
 	if uninstall {
-		agent, err := node.New(name, config, nil, nil, backend)
+		agent, err := node.New(name, config, client, nil, backend)
 		if err != nil {
 			return err
 		}
@@ -82,17 +87,6 @@ func run(ctx context.Context, path string, check bool, name, kubeconfig, install
 			return err
 		}
 	}
-	rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return fmt.Errorf("cannot reach the API server: %w", err)
-	}
-	// The default, 5 requests in a second, makes fifty pods that start together wait for eight. A claim takes two
-	// for its status and three to be prepared; the API server's own fairness bounds the rest.
-	rest.QPS, rest.Burst = 50, 100
-	client, err := kubernetes.NewForConfig(rest)
-	if err != nil {
-		return fmt.Errorf("cannot reach the API server: %w", err)
-	}
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	defer broadcaster.Shutdown()
 	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
@@ -102,7 +96,7 @@ func run(ctx context.Context, path string, check bool, name, kubeconfig, install
 		return err
 	}
 	if config.Network != nil && config.Network.Objects {
-		cluster, err := objects.New(rest)
+		cluster, err := objects.New(way)
 		if err != nil {
 			return err
 		}
@@ -113,6 +107,19 @@ func run(ctx context.Context, path string, check bool, name, kubeconfig, install
 		defer leave()
 	}
 	return agent.Run(ctx)
+}
+
+// reach is how the agent asks the API server.
+func reach(kubeconfig string) (kubernetes.Interface, *rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, nil, err
+	}
+	// The default, 5 requests in a second, makes fifty pods that start together wait for eight. A claim takes two
+	// for its status and three to be prepared; the API server's own fairness bounds the rest.
+	config.QPS, config.Burst = 50, 100
+	client, err := kubernetes.NewForConfig(config)
+	return client, config, err
 }
 
 // install replaces a program on the host in one step: a container may be starting.

@@ -33,6 +33,10 @@ const uninstallAgain = 2 * time.Second
 // for the context to end: a DaemonSet runs it again otherwise.
 func (n *Node) Uninstall(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var mu sync.Mutex
 	left := errors.New("not done yet")
 	if n.config.Listen != "" {
@@ -52,9 +56,7 @@ func (n *Node) Uninstall(ctx context.Context) error {
 			fmt.Fprintln(w, "nothing is left")
 		})
 		server := &httpServer{listener, &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}}
-		var serving sync.WaitGroup
 		serving.Go(func() { server.serve(ctx) })
-		defer serving.Wait()
 	}
 	for {
 		err := n.uninstall(ctx)
@@ -168,6 +170,9 @@ func (n *Node) stillAttached(ctx context.Context) (names []string, err error) {
 			pod, err := n.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) || err == nil && (pod.Spec.NodeName != n.name || at.UID != "" && string(pod.UID) != at.UID) {
 				continue
+			}
+			if err != nil {
+				return nil, fmt.Errorf("cannot see whether pod %s/%s, which takt-cni has attached, has gone: %w; if it has, and the API server cannot be reached, remove %s", namespace, name, err, filepath.Dir(at.Directory))
 			}
 		}
 		names = append(names, at.Name)

@@ -11,7 +11,9 @@ import (
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	k8stesting "k8s.io/client-go/testing"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
@@ -71,7 +73,7 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 	if err := m.schedule(background, assignedTo(revisionAt(1, objects.TAI()-5_000_000_000)), e); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{filepath.Join(pod, "takt.sock"), filepath.Join(s.dir, "operators.sock")} {
+	for _, path := range []string{filepath.Join(pod, "takt.sock"), filepath.Join(s.config.Network.Sockets, "4444/net1/takt.sock"), filepath.Join(s.dir, "operators.sock")} {
 		if _, err := d.admin.SetListener(background, &adminv1.SetListenerRequest{Listener: &adminv1.Listener{Path: path, Identity: "one", Classes: []uint32{0}}}); err != nil {
 			t.Fatal(err)
 		}
@@ -177,4 +179,34 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 	if err != nil || len(listeners.GetListeners()) != 1 || listeners.GetListeners()[0].GetListener().GetPath() != filepath.Join(s.dir, "operators.sock") {
 		t.Errorf("taktd has %v, %v", listeners, err)
 	}
+}
+
+func TestAnAgentThatUninstallsSaysWhatItCannotSeeAndNeverHangs(t *testing.T) {
+	s := newSite(t)
+	s.stop()
+	s.config.Listen = "127.0.0.1:0"
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), AdminSocket: filepath.Join(s.dir, "admin.sock"), Preload: "/l.so", Plugins: filepath.Join(s.dir, "bin")}
+	directory := filepath.Join(s.config.Network.Sockets, "50e7/eth0")
+	if err := errors.Join(s.config.Network.validate(), os.MkdirAll(directory, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	s.write(filepath.Join(directory, "network"), "tsn")
+	s.write(filepath.Join(directory, "identity"), "default/pytalk/eth0")
+	agent, err := New(nodeName, s.config, s.client, s.events, s.backend)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent.host = s.dir
+	answer := func() (bool, runtime.Object, error) { return true, nil, errors.New("the server is away") }
+	s.client.PrependReactor("get", "pods", func(k8stesting.Action) (bool, runtime.Object, error) { return answer() })
+	if err := agent.uninstall(background); err == nil || !strings.Contains(err.Error(), "pod default/pytalk, which takt-cni has attached, has gone: the server is away") {
+		t.Errorf("with an API server that does not answer: %v", err)
+	}
+	answer = func() (bool, runtime.Object, error) { panic("a mistake of the agent") }
+	defer func() {
+		if problem := recover(); problem != "a mistake of the agent" {
+			t.Errorf("it ended with %v", problem)
+		}
+	}()
+	t.Errorf("it ended with %v", agent.Uninstall(background))
 }
