@@ -149,8 +149,8 @@ func rayTemplates(cluster map[string]any) ([]runtime.Object, error) {
 	return all, nil
 }
 
-// render is what `helm template` makes of the chart.
-func render(t *testing.T, values map[string]any) ([]runtime.Object, error) {
+// files are what the chart's templates give, by name.
+func files(t *testing.T, values map[string]any) (map[string]string, error) {
 	t.Helper()
 	chart, err := loader.Load(chartDir)
 	if err != nil {
@@ -163,13 +163,19 @@ func render(t *testing.T, values map[string]any) ([]runtime.Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := engine.Render(chart, merged)
+	return engine.Render(chart, merged)
+}
+
+// render is what `helm template` makes of the chart.
+func render(t *testing.T, values map[string]any) ([]runtime.Object, error) {
+	t.Helper()
+	files, err := files(t, values)
 	if err != nil {
 		return nil, err
 	}
 	var all []runtime.Object
 	for name, text := range files {
-		if strings.HasSuffix(name, ".tpl") {
+		if strings.HasSuffix(name, ".tpl") || strings.HasSuffix(name, ".txt") {
 			continue
 		}
 		found, err := objects(text)
@@ -320,6 +326,27 @@ func TestAgentsThatAreToUninstallBringNothing(t *testing.T) {
 	}
 	if most := set.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.String(); most != "100%" {
 		t.Errorf("%s of them do it at a time", most)
+	}
+	// Helm waits for none where all may be unavailable; kubectl waits for all.
+	notes := func() string {
+		all, err := files(t, values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all["takt-node/templates/NOTES.txt"]
+	}
+	howTo, err := os.ReadFile("../../../docs/how-to/time-sensitive-pods.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for where, text := range map[string]string{"the how-to": string(howTo), "the chart": strings.ReplaceAll(notes(), "takt-system", "kube-system")} {
+		if !strings.Contains(text, "  kubectl rollout status daemonset/takt-node --namespace kube-system\n") {
+			t.Errorf("%s does not say how to wait for them:\n%s", where, text)
+		}
+	}
+	values["uninstall"] = false
+	if text := strings.TrimSpace(notes()); text != "" {
+		t.Errorf("else it says %q", text)
 	}
 }
 
