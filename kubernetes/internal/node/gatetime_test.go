@@ -105,7 +105,7 @@ func (g *gated) restart() {
 	g.agent = agent
 }
 
-func (g *gated) networks() *networks { return &networks{g.agent, g.admin} }
+func (g *gated) networks() *networks { return &networks{n: g.agent, admin: g.admin} }
 
 // step is what the agent does every two seconds.
 func (g *gated) step() {

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -47,6 +48,7 @@ const noMAC = "00:00:00:00:00:00"
 type member struct {
 	n       *Node
 	admin   adminv1.AdminClient
+	taktd   *grpc.ClientConn
 	client  *objects.Client
 	nodes   cache.SharedIndexInformer
 	nets    cache.SharedIndexInformer
@@ -60,8 +62,8 @@ type member struct {
 	synced    bool
 }
 
-func (n *Node) member(client *objects.Client, admin adminv1.AdminClient) *member {
-	m := &member{n: n, admin: admin, client: client, changed: make(chan struct{}, 1)}
+func (n *Node) member(client *objects.Client, d *networks) *member {
+	m := &member{n: n, admin: d.admin, taktd: d.connection, client: client, changed: make(chan struct{}, 1)}
 	wake := func() {
 		select {
 		case m.changed <- struct{}{}:
@@ -105,6 +107,18 @@ func (m *member) run(ctx context.Context) {
 	m.mu.Lock()
 	m.synced = true
 	m.mu.Unlock()
+	// One that was started again has no stations and peers: what is sent to other nodes waits for them.
+	back := make(chan struct{}, 1)
+	var seeking sync.WaitGroup
+	defer seeking.Wait()
+	seeking.Go(func() {
+		connected(ctx, m.taktd, func() {
+			select {
+			case back <- struct{}{}:
+			default:
+			}
+		})
+	})
 	logger := klog.FromContext(ctx)
 	said := ""
 	for {
@@ -120,6 +134,7 @@ func (m *member) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-back:
 		case <-m.changed:
 			select {
 			case <-ctx.Done():

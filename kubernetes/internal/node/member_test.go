@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containerd/nri/pkg/api"
 	"google.golang.org/grpc"
@@ -263,6 +264,22 @@ func TestANodeKnowsThePodsAndRuntimesOfOthersAndForgetsNoOperatorsEntry(t *testi
 		t.Fatal(err)
 	}
 	apitest.Until(t, "the operator's peer alone is left", func() bool { return slices.Equal(peers(), []string{"127.0.0.9:7400 " + key9}) })
+}
+
+func TestANodeEntersWhatOthersHaveAsSoonAsItsRuntimeIsBack(t *testing.T) {
+	was := lookAtTaktd
+	lookAtTaktd = time.Hour
+	t.Cleanup(func() { lookAtTaktd = was })
+	c := newCluster(t)
+	if _, err := c.client.Nodes.Create(background, nodeOf("node-2"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	config := "[node]\naddress = \"127.0.0.1\"\n[[network]]\nname = \"tsn\"\ncarrier = \"vxlan:42\"\n"
+	for range 3 {
+		kill := c.taktd(config)
+		c.stationsAre("tsn 02:00:00:00:00:02 192.0.2.2")
+		kill()
+	}
 }
 
 // Public keys of nobody.

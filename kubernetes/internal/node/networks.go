@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -28,26 +29,46 @@ import (
 const (
 	// askTaktd is how long taktd may take for an answer.
 	askTaktd = 5 * time.Second
-	// lookAtTaktd is how often it is asked what it serves.
-	lookAtTaktd = 2 * time.Second
+	// seekTaktd is how often it is looked whether one that has gone is back: what it does not keep over a restart is missing until then.
+	seekTaktd = 100 * time.Millisecond
 )
+
+// lookAtTaktd is how often it is asked what it serves.
+var lookAtTaktd = 2 * time.Second
 
 // networks is the DRA driver for the networks that the node's taktd serves: a pod with a claim for one is placed only
 // where it is served. A network may be claimed any number of times: what a pod may do there is its listener's. Gate time of
 // a class, a capacity of the device, is claimed as long as there is some.
 type networks struct {
-	n     *Node
-	admin adminv1.AdminClient
+	n          *Node
+	admin      adminv1.AdminClient
+	connection *grpc.ClientConn
 }
 
 func (n *Node) networks() (d *networks, disconnect func() error, err error) {
 	connection, err := grpc.NewClient("unix:"+n.config.Network.AdminSocket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),
-		// It is asked so often anyway: one that comes back after a long time is noticed as soon.
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: lookAtTaktd, Multiplier: 1, MaxDelay: lookAtTaktd}, MinConnectTimeout: askTaktd}))
+		// One that comes back after a long time is noticed as soon.
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: seekTaktd, Multiplier: 1, MaxDelay: seekTaktd}, MinConnectTimeout: askTaktd}))
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot use the socket of taktd: %w", err)
 	}
-	return &networks{n, adminv1.NewAdminClient(connection)}, connection.Close, nil
+	return &networks{n, adminv1.NewAdminClient(connection), connection}, connection.Close, nil
+}
+
+// connected calls back whenever taktd is there, or there again, until the context ends.
+func connected(ctx context.Context, connection *grpc.ClientConn, back func()) {
+	for {
+		state := connection.GetState()
+		switch state {
+		case connectivity.Ready:
+			back()
+		case connectivity.Idle:
+			connection.Connect()
+		}
+		if !connection.WaitForStateChange(ctx, state) {
+			return
+		}
+	}
 }
 
 // runNetworks publishes the networks and serves the kubelet until the context ends.

@@ -132,7 +132,7 @@ func (n *Node) Join(client *objects.Client) (leave func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	n.cluster = n.member(client, d.admin)
+	n.cluster = n.member(client, d)
 	return disconnect, nil
 }
 
