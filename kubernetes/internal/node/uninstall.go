@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,7 +22,6 @@ import (
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 	"github.com/takt-dev/takt/kubernetes/internal/cni"
-	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 )
 
 // uninstallAgain is the pause before it is looked again whether what stands in the way has gone.
@@ -114,7 +112,7 @@ func (n *Node) uninstall(ctx context.Context) error {
 	mistakes := []error{remove(networkCDIFile(n.config.CDIDirectory), n.config.Gate)}
 	if n.config.Network != nil {
 		n.veths.keep(ctx, nil)
-		mistakes = append(mistakes, n.removeVethGroup(), n.leaveTaktd(ctx), remove(filepath.Join(n.config.Network.Plugins, "takt-cni"), n.config.Network.Sockets))
+		mistakes = append(mistakes, n.removeVethGroups(), n.leaveTaktd(ctx), remove(filepath.Join(n.config.Network.Plugins, "takt-cni"), n.config.Network.Sockets))
 	}
 	if err := errors.Join(mistakes...); err != nil {
 		// The note of what was entered is still needed.
@@ -180,19 +178,16 @@ func (n *Node) stillAttached(ctx context.Context) (names []string, err error) {
 	return names, nil
 }
 
-// removeVethGroup takes away the cgroup of what took launch times at veths.
-func (n *Node) removeVethGroup() error {
-	root, err := enforce.Unified(n.host)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+// removeVethGroups takes away the cgroups of what took launch times at veths.
+func (n *Node) removeVethGroups() error {
+	var mistakes []error
+	for _, group := range vethGroups(n.host) {
+		for _, key := range groupsIn(group) {
+			mistakes = append(mistakes, removeGroup(filepath.Join(group, key)))
+		}
+		mistakes = append(mistakes, removeGroup(group))
 	}
-	if err != nil {
-		return err
-	}
-	if err := unix.Rmdir(filepath.Join(root, vethGroup)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("cannot remove the cgroup %s: end what runs there: %w", vethGroup, err)
-	}
-	return nil
+	return errors.Join(mistakes...)
 }
 
 // configured is a network configuration of the node that names takt-cni; empty if there is none.

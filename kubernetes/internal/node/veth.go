@@ -25,7 +25,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/takt-dev/takt/kubernetes/internal/cni"
-	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/report"
 )
 
@@ -38,8 +37,6 @@ const (
 	vethLongest = 10 * time.Second
 	// vethGrace is how long it may take to end when it is asked to.
 	vethGrace = 5 * time.Second
-	// vethGroup is the cgroup, below the root of the unified hierarchy, of processes that go on without the agent.
-	vethGroup = "takt-veth"
 )
 
 // vethWish is what is wanted of one veth of a pod. It is also the record of that, on disk.
@@ -225,6 +222,18 @@ func (v *veths) keep(ctx context.Context, sandboxes []string) {
 			v.adoptToEnd(ctx, key)
 		}
 	}
+	v.tidy()
+}
+
+// tidy removes cgroups that something was still in when their programs had ended. A program has its record before its cgroup.
+func (v *veths) tidy() {
+	for _, group := range vethGroups("/") {
+		for _, key := range groupsIn(group) {
+			if _, err := os.Stat(filepath.Join(v.directory, key+".lock")); errors.Is(err, fs.ErrNotExist) {
+				_ = removeGroup(filepath.Join(group, key))
+			}
+		}
+	}
 }
 
 // adoptToEnd ends a program of an earlier agent.
@@ -247,6 +256,11 @@ func (a *veth) remove() {
 	for _, kind := range []string{".lock", ".log"} {
 		if err := os.Remove(a.path(kind)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			klog.Background().Error(err, "Cannot remove the record of a veth")
+		}
+	}
+	for _, group := range vethGroups("/") {
+		if err := removeGroup(filepath.Join(group, a.key)); err != nil {
+			klog.Background().Error(err, "Cannot remove the cgroup of a veth")
 		}
 	}
 }
@@ -440,13 +454,17 @@ func (a *veth) start(ctx context.Context) (*program, error) {
 	// The lock is the program's as long as it lives.
 	command.ExtraFiles = []*os.File{record}
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if group, err := vethCgroup(); err == nil {
-		defer group.Close()
-		command.SysProcAttr.UseCgroupFD, command.SysProcAttr.CgroupFD = true, int(group.Fd())
-	} else {
-		klog.FromContext(ctx).V(1).Info("Launch times at veths are taken only while the agent runs", "err", err)
+	room, err := makeVethRoom(a.key)
+	defer room.close()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "What takes launch times at a veth may be charged to the agent and end with it", "record", a.key)
 	}
-	err = n.onHost(command.Start)
+	err = n.onHost(func() error {
+		if err := room.enter(command.SysProcAttr); err != nil {
+			klog.FromContext(ctx).Error(err, "What takes launch times at a veth may be charged to the agent and end with it", "record", a.key)
+		}
+		return command.Start()
+	})
 	line.Close()
 	if err != nil {
 		return nil, fmt.Errorf("cannot start %s: %w", n.config.Network.Takt, err)
@@ -549,41 +567,30 @@ func heldAt() []string {
 	return found
 }
 
-// vethCgroup is the cgroup of programs that go on without the agent, which ends with all that is in its own.
-func vethCgroup() (*os.File, error) {
-	root, err := enforce.Unified("/")
-	if err != nil {
-		return nil, err
-	}
-	path := filepath.Join(root, vethGroup)
-	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, err
-	}
-	return os.Open(path)
-}
-
-// onHost has a program start in the host's file system.
+// onHost has a program start in the host's file system, by a thread of its own.
 func (n *Node) onHost(start func() error) error {
-	if n.host == "/" {
-		return start()
+	var namespace *os.File
+	if n.host != "/" {
+		// Of the process that the host's root is seen through.
+		var err error
+		if namespace, err = os.Open(filepath.Join(filepath.Dir(n.host), "ns/mnt")); err != nil {
+			return err
+		}
+		defer namespace.Close()
 	}
-	// Of the process that the host's root is seen through.
-	namespace, err := os.Open(filepath.Join(filepath.Dir(n.host), "ns/mnt"))
-	if err != nil {
-		return err
-	}
-	defer namespace.Close()
 	started := make(chan error)
 	go func() {
 		// Never unlocked: the thread is the host's from now on, and ends with this function.
 		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_FS); err != nil {
-			started <- err
-			return
-		}
-		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNS); err != nil {
-			started <- err
-			return
+		if namespace != nil {
+			if err := unix.Unshare(unix.CLONE_FS); err != nil {
+				started <- err
+				return
+			}
+			if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNS); err != nil {
+				started <- err
+				return
+			}
 		}
 		started <- start()
 	}()

@@ -22,6 +22,8 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 )
 
 // standIn is a program in the place of takt that writes its arguments down, and does what mode.DEVICE says.
@@ -394,9 +396,58 @@ func TestItIsAProgramOfTheHost(t *testing.T) {
 	if of := namespaceOf("self"); of == namespaceOf(fmt.Sprint(process)) {
 		t.Error("the agent has gone with it")
 	}
-	cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", process))
-	if err != nil || !strings.Contains(string(cgroup), "0::/"+vethGroup+"\n") {
-		t.Errorf("it ends with the agent's cgroup: %v, %s", err, cgroup)
+	// In no hierarchy it is the agent's: it would be charged to that, and end with it. It has bounds of its own.
+	cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", process))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bounds := map[string]string{}
+	for line := range strings.Lines(string(cgroups)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		directory, want, controllers := filepath.Join("/sys/fs/cgroup", parts[1]), "/", []string{parts[1]}
+		switch parts[1] {
+		case "":
+			if directory, err = enforce.Unified("/"); err != nil {
+				continue
+			}
+			want = "/takt-veth/pod.eth0"
+			text, err := os.ReadFile(filepath.Join(directory, "takt-veth/cgroup.controllers"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			controllers = strings.Fields(string(text))
+		case "memory", "pids":
+			want = "/takt-veth/pod.eth0"
+		}
+		if parts[2] != want {
+			t.Errorf("in hierarchy %q it is in %s", parts[1], parts[2])
+		}
+		for name := range vethBounds {
+			text, err := os.ReadFile(filepath.Join(directory, want, name))
+			if controller, _, _ := strings.Cut(name, "."); err == nil && slices.Contains(controllers, controller) {
+				bounds[controller] = strings.TrimSpace(string(text))
+			}
+		}
+		for _, controller := range controllers {
+			if want := map[string]string{"memory": "67108864", "pids": "32"}[controller]; bounds[controller] != want {
+				t.Errorf("its bound of %s is %q", controller, bounds[controller])
+			}
+		}
+	}
+	s.agent.veths.forget("pod")
+	for _, group := range vethGroups("/") {
+		if _, err := os.Stat(filepath.Join(group, "pod.eth0")); err == nil {
+			t.Errorf("%s/pod.eth0 is left", group)
+		}
+		if err := os.Mkdir(filepath.Join(group, "gone.eth0"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.agent.veths.keep(context.Background(), nil)
+	for _, group := range vethGroups("/") {
+		if left := groupsIn(group); slices.Contains(left, "gone.eth0") {
+			t.Errorf("%s has %q", group, left)
+		}
 	}
 }
 
