@@ -309,6 +309,11 @@ func (m *metrics) handler() http.Handler {
 
 // ready says what keeps the agent from serving pods; nil if nothing does.
 func (n *Node) ready() error {
+	if n.config.Network == nil && !n.othersServeNetworks() {
+		if err := n.gateTimeLeft(); err != nil {
+			return err
+		}
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !n.connected {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,7 +13,9 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/cni"
 )
 
@@ -184,7 +187,7 @@ func (c *NetworkConfig) validate() error {
 // connect gives a container of an attached pod its socket and, where that is wanted, the preload.
 func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Container, adjustment *api.ContainerAdjustment) error {
 	if n.config.Network == nil {
-		return nil
+		return n.withoutNetworks(sandbox, ctr)
 	}
 	wish, err := n.wishes(sandbox.GetAnnotations(), ctr.GetName())
 	if err != nil {
@@ -283,6 +286,63 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 	return nil
 }
 
+// noNetworks is what an agent without networks says of pods that are time-sensitive.
+const noNetworks = "this node's takt-node serves no networks: set network.enabled=true of its chart, have the pod placed on another node, or remove its annotations takt.dev/*"
+
+// withoutNetworks is for an agent without networks, where no other serves them: a pod that must not send without its launch times does
+// not start, and a time-sensitive one is told.
+func (n *Node) withoutNetworks(sandbox *api.PodSandbox, ctr *api.Container) error {
+	wish, err := n.wishes(sandbox.GetAnnotations(), ctr.GetName())
+	if err == nil && !wish.sensitive && !wish.insists() || n.othersServeNetworks() {
+		return nil
+	}
+	if err == nil && wish.insists() {
+		err = refuse(codeUnattached, "the pod requires its launch times, and "+noNetworks)
+	}
+	if err == nil {
+		n.event(podOf(sandbox), corev1.EventTypeWarning, reasonUnattached, "container %s starts without launch times: %s", ctr.GetName(), noNetworks)
+	}
+	return err
+}
+
+// othersServeNetworks says that another agent of the node serves the kubelet for networks.
+func (n *Node) othersServeNetworks() bool {
+	connection, err := net.Dial("unix", filepath.Join(n.config.KubeletRegistry, reservation.NetworkDriver+"-reg.sock"))
+	if err != nil {
+		return false
+	}
+	connection.Close()
+	return true
+}
+
+// tellOfNetworks tells of what is left of an agent with networks, which this one does not serve.
+func (n *Node) tellOfNetworks(ctx context.Context, pods []*api.PodSandbox) {
+	if n.config.Network != nil || n.othersServeNetworks() {
+		return
+	}
+	if used := n.configured(); used != "" {
+		klog.FromContext(ctx).Info("A network configuration names takt-cni, and this agent serves no networks: take it out there, or set network.enabled=true of the chart", "file", used)
+	}
+	for _, pod := range pods {
+		if wish, err := n.wishes(pod.GetAnnotations(), ""); err == nil && (wish.sensitive || wish.insists()) {
+			n.event(podOf(pod), corev1.EventTypeWarning, reasonUnattached, "nobody sees to the pod's launch times any more, and containers that start have none: %s", noNetworks)
+		}
+	}
+}
+
+// gateTimeLeft names the pods with gate time that an agent with networks has left to one without: the kubelet cannot end them.
+func (n *Node) gateTimeLeft() error {
+	gates, _, err := n.records.loadGates()
+	if err != nil || len(gates) == 0 {
+		return err
+	}
+	var pods []string
+	for _, c := range gates {
+		pods = append(pods, c.Pod.Namespace+"/"+c.Pod.Name)
+	}
+	return fmt.Errorf("pods with gate time are on the node, which the kubelet cannot end without an agent that serves networks: set network.enabled=true of the chart, and delete %s before it is false again", strings.Join(pods, ", "))
+}
+
 // deniesLaunchTimes says that the kernel is to refuse a container launch times: nobody else is there to keep programs that
 // the preload does not see from sending at once.
 func (w wish) deniesLaunchTimes() bool { return w.preload == preloadRequired && !w.veth() }
@@ -348,12 +408,19 @@ func (w wish) veth() bool { return w.path == PathVeth || w.path == PathBoth }
 // strict says that no container of the pod may run while they are not.
 func (w wish) strict() bool { return w.required || w.asked }
 
+// insists says that the pod's containers do not start without launch times, be they taken at its veths or by the preload.
+func (w wish) insists() bool { return w.required || w.asked && w.veth() }
+
 // wishes are what a pod's annotations say for a container.
 func (n *Node) wishes(annotations map[string]string, container string) (wish, error) {
+	usual := n.config.Network
+	if usual == nil {
+		usual = &NetworkConfig{Path: PathBoth, OtherTraffic: OtherKernel}
+	}
 	w := wish{path: PathPreload}
 	switch value := annotations[cni.Annotation]; value {
 	case "true":
-		w.sensitive, w.preload, w.path = true, preloadOn, n.config.Network.Path
+		w.sensitive, w.preload, w.path = true, preloadOn, usual.Path
 	case "", "false":
 		w.preload = preloadOff
 	default:
@@ -395,7 +462,7 @@ func (n *Node) wishes(annotations map[string]string, container string) (wish, er
 	if w.class = annotations[annotationClass]; w.class != "" && (len(w.class) != 1 || w.class < "0" || w.class > "7") {
 		return wish{}, refuse(codeAnnotation, "%s is %q: write a traffic class from 0 to 7", annotationClass, w.class)
 	}
-	w.all = w.sensitive && w.veth() && n.config.Network.OtherTraffic == OtherRuntime
+	w.all = w.sensitive && w.veth() && usual.OtherTraffic == OtherRuntime
 	if value, there := annotations[annotationOthers]; there {
 		switch other := OtherTraffic(value); {
 		case !other.known():

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -418,5 +419,67 @@ func TestContainersThatAskForItGetTheNodesLibrary(t *testing.T) {
 	}
 	if _, _, err := create("a word", nil, map[string]string{"takt.dev/library": "true"}); err == nil || !strings.Contains(err.Error(), codeAnnotation) {
 		t.Errorf("another word: %v", err)
+	}
+}
+
+func TestAnAgentWithoutNetworksSaysSoToPodsThatNeedThem(t *testing.T) {
+	s := newSite(t)
+	create := func(name string, more ...string) (told, refused []string) {
+		t.Helper()
+		pod, ctr := sensitivePod(name, more...)
+		_, err := s.createOf(pod, ctr)
+		told, refused = s.events.of(name, reasonUnattached), s.events.of(name, reasonNetwork)
+		if (err != nil) != (len(refused) > 0) {
+			t.Errorf("%s: %v, told %q", name, err, refused)
+		}
+		return told, refused
+	}
+	for name, more := range map[string][]string{"talker": nil, "preloaded": {"takt.dev/path", "preload"}} {
+		if told, refused := create(name, more...); len(refused) > 0 || len(told) != 1 || !strings.Contains(told[0], "main starts without launch times: this node's takt-node serves no networks: set network.enabled=true") {
+			t.Errorf("%s: told %q, refused %q", name, told, refused)
+		}
+	}
+	for _, more := range [][]string{{"takt.dev/preload", "required"}, {"takt.dev/path", "veth"}, {"takt.dev/other-traffic", "runtime"}} {
+		if _, refused := create(more[1], more...); len(refused) != 1 || !strings.HasPrefix(refused[0], codeUnattached+": ") || !strings.Contains(refused[0], "network.enabled=true") {
+			t.Errorf("%q: refused %q", more, refused)
+		}
+	}
+	pod, ctr := sensitivePod("another")
+	pod.Annotations = nil
+	if _, err := s.createOf(pod, ctr); err != nil || len(s.events.of("another", reasonUnattached)) > 0 {
+		t.Errorf("a pod without annotations: %v", err)
+	}
+	running, _ := sensitivePod("runs", "takt.dev/preload", "required")
+	s.mu.Lock()
+	s.pods = append(s.pods, running)
+	s.mu.Unlock()
+	gates, err := reservation.DecodeGateTime([]byte(frameOfPods))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.agent.records.writeGate(&gateClaim{Claim: "gate", Pod: Pod{Namespace: "default", Name: "gated"}, Requests: []gateRequest{{Name: "gate", Device: Device{Name: "tsn"}, Parameters: *gates}}}); err != nil {
+		t.Fatal(err)
+	}
+	s.stop()
+	s.startAgent()
+	s.untilConnected()
+	if told := s.events.of("runs", reasonUnattached); len(told) != 1 || !strings.Contains(told[0], "nobody sees to the pod's launch times") {
+		t.Errorf("a pod that runs was told %q", told)
+	}
+	if err := s.agent.ready(); err == nil || !strings.Contains(err.Error(), "network.enabled=true of the chart, and delete default/gated") {
+		t.Errorf("with a claim for gate time: %v", err)
+	}
+
+	// Another agent of the node may serve them.
+	other, err := net.Listen("unix", filepath.Join(s.config.KubeletRegistry, "network.takt.dev-reg.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if told, refused := create("others", "takt.dev/preload", "required"); len(told)+len(refused) > 0 {
+		t.Errorf("with another agent: told %q, refused %q", told, refused)
+	}
+	if err := s.agent.ready(); err != nil && strings.Contains(err.Error(), "default/gated") {
+		t.Errorf("with another agent: %v", err)
 	}
 }

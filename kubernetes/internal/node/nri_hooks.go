@@ -146,6 +146,7 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 	}
 	n.forgetProcesses(kept)
 	n.takeAgain(ctx, pods, all)
+	n.tellOfNetworks(ctx, pods)
 	n.setConnected(true)
 	go n.sweep(context.WithoutCancel(ctx))
 	return nil, nil

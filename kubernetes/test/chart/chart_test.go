@@ -31,9 +31,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/apiserver/pkg/cel/environment"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/fake"
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
 
@@ -149,8 +152,17 @@ func rayTemplates(cluster map[string]any) ([]runtime.Object, error) {
 	return all, nil
 }
 
-// files are what the chart's templates give, by name.
-func files(t *testing.T, values map[string]any) (map[string]string, error) {
+// there is what Helm sees of a cluster.
+type there []runtime.Object
+
+// GetClientFor implements engine.ClientProvider.
+func (o there) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableResourceInterface, bool, error) {
+	group, err := schema.ParseGroupVersion(apiVersion)
+	return fake.NewSimpleDynamicClient(scheme, o...).Resource(group.WithResource(strings.ToLower(kind) + "s")), true, err
+}
+
+// files are what the chart's templates give, by name, where this is there already.
+func files(t *testing.T, values map[string]any, is ...runtime.Object) (map[string]string, error) {
 	t.Helper()
 	chart, err := loader.Load(chartDir)
 	if err != nil {
@@ -163,7 +175,7 @@ func files(t *testing.T, values map[string]any) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return engine.Render(chart, merged)
+	return engine.RenderWithClientProvider(chart, merged, there(is))
 }
 
 // render is what `helm template` makes of the chart.
@@ -347,6 +359,39 @@ func TestAgentsThatAreToUninstallBringNothing(t *testing.T) {
 	values["uninstall"] = false
 	if text := strings.TrimSpace(notes()); text != "" {
 		t.Errorf("else it says %q", text)
+	}
+}
+
+func TestNetworksAreNotTakenAwayFromUnderPods(t *testing.T) {
+	with := func(enabled, objects, uninstall bool) map[string]any {
+		values := cores(nil)
+		values["network"], values["uninstall"] = map[string]any{"enabled": enabled, "objects": objects}, uninstall
+		return values
+	}
+	had := func(values map[string]any) []runtime.Object {
+		all := mustRender(t, values)
+		return []runtime.Object{find[*corev1.ConfigMap](t, all, ""), find[*appsv1.DaemonSet](t, all, "")}
+	}
+	listed := &network.TaktNetwork{ObjectMeta: metav1.ObjectMeta{Name: "pods"}}
+	for name, tc := range map[string]struct {
+		had     []runtime.Object
+		now     map[string]any
+		refused string
+	}{
+		"nothing was there":        {nil, with(false, false, false), ""},
+		"none before":              {had(with(false, false, false)), with(false, false, false), ""},
+		"kept":                     {append(had(with(true, true, false)), listed), with(true, true, false), ""},
+		"off":                      {had(with(true, false, false)), with(false, false, false), "network.enabled is false, and was true"},
+		"off and uninstalled":      {had(with(true, false, false)), with(false, false, true), "network.enabled is false, and was true"},
+		"uninstalled":              {had(with(true, true, false)), with(true, true, true), ""},
+		"off after that":           {had(with(true, true, true)), with(false, false, false), ""},
+		"objects off":              {had(with(true, true, false)), with(true, false, false), ""},
+		"objects off with objects": {append(had(with(true, true, false)), listed), with(true, false, false), "TaktNetwork pods would stay"},
+	} {
+		_, err := files(t, tc.now, tc.had...)
+		if tc.refused == "" && err != nil || tc.refused != "" && (err == nil || !strings.Contains(err.Error(), tc.refused)) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

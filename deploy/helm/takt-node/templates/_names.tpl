@@ -58,3 +58,24 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 {{ toYaml (merge (dict) $fixed .Values.config) }}
 {{- end }}
+
+{{/* What a release has had is not taken away from under pods that use it. What is there is seen by `helm upgrade`, and not by `helm template`. */}}
+{{- define "takt-node.switches" -}}
+{{- $had := dig "network" (dict) (fromYaml (dig "data" "config.yaml" "" (lookup "v1" "ConfigMap" .Release.Namespace .Release.Name))) }}
+{{- $gone := false }}
+{{- range dig "spec" "template" "spec" "containers" (list) (lookup "apps/v1" "DaemonSet" .Release.Namespace .Release.Name) }}
+{{- $gone = or $gone (has "-uninstall" .args) }}
+{{- end }}
+{{- if and $had (not $gone) }}
+{{- if not .Values.network.enabled }}
+{{- fail (printf "network.enabled is false, and was true: pods that have launch times would be left without them, and the kubelet could not end those with gate time. Have the agents take away what is the network's first: the steps of docs/how-to/time-sensitive-pods.md#uninstall as far as kubectl rollout status daemonset/%s, with network.enabled=true; then set network.enabled=false, network.objects=false and uninstall=false" .Release.Name) }}
+{{- end }}
+{{- if and $had.objects (not .Values.network.objects) }}
+{{- range $kind := list "TaktNetwork" "GateSchedule" }}
+{{- with (lookup "network.takt.dev/v1alpha1" $kind "" "").items }}
+{{- fail (printf "network.objects is false, and was true: %s %s would stay as it is on the nodes, with nobody behind it. Delete them first, and wait until the nodes have taken them back: kubectl delete gateschedules,taktnetworks --all" $kind (first .).metadata.name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
