@@ -457,11 +457,11 @@ func (a *veth) start(ctx context.Context) (*program, error) {
 	room, err := makeVethRoom(a.key)
 	defer room.close()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "What takes launch times at a veth may be charged to the agent and end with it", "record", a.key)
+		klog.FromContext(ctx).Error(err, "What takes launch times at a veth may go without bounds, or end with the agent", "record", a.key)
 	}
 	err = n.onHost(func() error {
 		if err := room.enter(command.SysProcAttr); err != nil {
-			klog.FromContext(ctx).Error(err, "What takes launch times at a veth may be charged to the agent and end with it", "record", a.key)
+			klog.FromContext(ctx).Error(err, "What takes launch times at a veth may go without bounds, or end with the agent", "record", a.key)
 		}
 		return command.Start()
 	})
