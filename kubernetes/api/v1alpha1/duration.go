@@ -6,6 +6,8 @@ import (
 	"math"
 	"strings"
 	"time"
+
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 // Duration is a length of time, written with its unit: "500us", "3ms", "1.5s". Every accepted text is
@@ -40,20 +42,20 @@ func ParseDuration(text string) (Duration, error) {
 			break
 		}
 		if len(fraction) > unit.digits {
-			return 0, fmt.Errorf("duration %q is finer than a nanosecond: write at most %d digits after the point of %s",
-				text, unit.digits, unit.suffix)
+			return 0, fmt.Errorf("duration %s is finer than a nanosecond: write at most %d digits after the point of %s",
+				quote.Value(text), unit.digits, unit.suffix)
 		}
 		var total int64
 		for _, digit := range whole + fraction + strings.Repeat("0", unit.digits-len(fraction)) {
 			value := int64(digit - '0')
 			if total > (math.MaxInt64-value)/10 {
-				return 0, fmt.Errorf("duration %q is longer than 292 years: reservations have periods of at most seconds", text)
+				return 0, fmt.Errorf("duration %s is longer than 292 years: reservations have periods of at most seconds", quote.Value(text))
 			}
 			total = total*10 + value
 		}
 		return Duration(total), nil
 	}
-	return 0, fmt.Errorf("duration %q is not a number with one of the units ns, us, ms, s, as in \"3ms\"", text)
+	return 0, fmt.Errorf("duration %s is not a number with one of the units ns, us, ms, s, as in \"3ms\"", quote.Value(text))
 }
 
 func digits(text string) bool {

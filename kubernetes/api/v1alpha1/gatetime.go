@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/json"
+
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 const (
@@ -112,9 +114,9 @@ func StreamBits(frames, octets int64, periodNs uint64) int64 {
 func (g *GateTime) Validate() error {
 	switch {
 	case g.APIVersion != NetworkAPIVersion:
-		return fmt.Errorf("apiVersion %q is not known: this node reads %q", g.APIVersion, NetworkAPIVersion)
+		return fmt.Errorf("apiVersion %s is not known: this node reads %q", quote.Value(g.APIVersion), NetworkAPIVersion)
 	case g.Kind != GateTimeKind:
-		return fmt.Errorf("kind %q is not known: write %q", g.Kind, GateTimeKind)
+		return fmt.Errorf("kind %s is not known: write %q", quote.Value(g.Kind), GateTimeKind)
 	case g.Class == nil:
 		return errors.New("class is missing: write the traffic class of the frames, 0 to 7")
 	case *g.Class < 0 || *g.Class > 7:
@@ -143,7 +145,7 @@ func (g *GateTime) Validate() error {
 	}
 	to, err := netip.ParseAddrPort(g.Destination)
 	if err != nil || to.Port() == 0 || to.Addr().Zone() != "" {
-		return fmt.Errorf("destination %q is not an IP address with a port: write it as \"10.244.1.9:4000\" or \"[fd00::9]:4000\"", g.Destination)
+		return fmt.Errorf("destination %s is not an IP address with a port: write it as \"10.244.1.9:4000\" or \"[fd00::9]:4000\"", quote.Value(g.Destination))
 	}
 	return nil
 }

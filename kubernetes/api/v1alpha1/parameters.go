@@ -9,6 +9,8 @@ import (
 	"math/bits"
 	"path"
 	"strings"
+
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 const (
@@ -187,10 +189,10 @@ func ppm(runtime, period uint64) int64 {
 // cores; nil if nothing is.
 func (p *Parameters) Validate(limits Limits, cores int) error {
 	if p.APIVersion != APIVersion {
-		return fmt.Errorf("apiVersion %q is not known: this node reads %q", p.APIVersion, APIVersion)
+		return fmt.Errorf("apiVersion %s is not known: this node reads %q", quote.Value(p.APIVersion), APIVersion)
 	}
 	if p.Kind != Kind {
-		return fmt.Errorf("kind %q is not known: write %q", p.Kind, Kind)
+		return fmt.Errorf("kind %s is not known: write %q", quote.Value(p.Kind), Kind)
 	}
 	if err := p.validateTimes(limits); err != nil {
 		return err
@@ -198,17 +200,17 @@ func (p *Parameters) Validate(limits Limits, cores int) error {
 	switch p.Policy {
 	case PolicyNative, PolicyDeadline, PolicyFIFO, PolicyRR:
 	default:
-		return fmt.Errorf("policy %q is not known: write deadline, fifo or rr, or leave it out", p.Policy)
+		return fmt.Errorf("policy %s is not known: write deadline, fifo or rr, or leave it out", quote.Value(p.Policy))
 	}
 	switch p.Overrun {
 	case "", OverrunThrottle, OverrunSignal, OverrunReclaim:
 	default:
-		return fmt.Errorf("overrun %q is not known: write throttle, signal or reclaim, or leave it out", p.Overrun)
+		return fmt.Errorf("overrun %s is not known: write throttle, signal or reclaim, or leave it out", quote.Value(p.Overrun))
 	}
 	switch p.Changes {
 	case "", ChangesRestore, ChangesDeny:
 	default:
-		return fmt.Errorf("changes %q is not known: write restore or deny, or leave it out", p.Changes)
+		return fmt.Errorf("changes %s is not known: write restore or deny, or leave it out", quote.Value(p.Changes))
 	}
 	if p.Startup != nil && *p.Startup > MaxStartup {
 		return fmt.Errorf("startup %s is above %s: a program that needs longer to begin should ask for its reservation (threads.select: ask)", *p.Startup, MaxStartup)
@@ -287,17 +289,17 @@ func (p *Parameters) validateThreads(cores int) error {
 			return fmt.Errorf("threads.name has %d bytes: a pattern may have 64, thread names have at most 15", len(name))
 		}
 		if _, err := path.Match(name, ""); err != nil {
-			return fmt.Errorf("threads.name %q is not a pattern: close its brackets, escape a lone \\", name)
+			return fmt.Errorf("threads.name %s is not a pattern: close its brackets, escape a lone \\", quote.Value(name))
 		}
 		if strings.ContainsAny(name, "/\x00") {
-			return fmt.Errorf("threads.name %q has a slash or zero byte, which it would never match: leave it out", name)
+			return fmt.Errorf("threads.name %s has a slash or zero byte, which it would never match: leave it out", quote.Value(name))
 		}
 		return nil
 	default:
-		return fmt.Errorf("threads.select %q is not known: write first, first-m, name or ask", p.Threads.Select)
+		return fmt.Errorf("threads.select %s is not known: write first, first-m, name or ask", quote.Value(p.Threads.Select))
 	}
 	if name != "" {
-		return fmt.Errorf("threads.name %q has no effect with select %q: write select: name", name, p.Selection())
+		return fmt.Errorf("threads.name %s has no effect with select %q: write select: name", quote.Value(name), p.Selection())
 	}
 	return nil
 }

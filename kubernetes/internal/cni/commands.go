@@ -21,6 +21,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 // validAttachments is the key of GC by which the container runtime says what is to stay.
@@ -28,8 +30,20 @@ const validAttachments = "cni.dev/valid-attachments"
 
 // Main answers the command that the environment names, and ends the process.
 func Main(about string) {
-	skel.PluginMainFuncs(skel.CNIFuncs{Add: add, Del: del, Check: check, GC: collect, Status: report},
+	skel.PluginMainFuncs(skel.CNIFuncs{Add: bounded(add), Del: bounded(del), Check: bounded(check), GC: bounded(collect), Status: bounded(report)},
 		version.PluginSupports("0.4.0", "1.0.0", "1.1.0"), about)
+}
+
+// bounded has a command fail in as many words as a log and an event have room for: the container runtime repeats them.
+func bounded(command func(*skel.CmdArgs) error) func(*skel.CmdArgs) error {
+	return func(args *skel.CmdArgs) error {
+		err := command(args)
+		var told *types.Error
+		if errors.As(err, &told) {
+			return types.NewError(told.Code, quote.Text(told.Msg), quote.Text(told.Details))
+		}
+		return quote.Error(err)
+	}
 }
 
 // chained returns what the plugins before have made; there must be something.

@@ -14,6 +14,7 @@ import (
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 // Annotation marks a pod as time-sensitive, with the value "true", where Config.Pods is "annotated".
@@ -105,7 +106,7 @@ func decode(stdin []byte) (*Config, error) {
 	}
 	for key, path := range map[string]string{"adminSocket": c.AdminSocket, "directory": c.Directory} {
 		if !filepath.IsAbs(path) {
-			return nil, invalid("%s %q: write an absolute path", key, path)
+			return nil, invalid("%s %s: write an absolute path", key, quote.Value(path))
 		}
 	}
 	if c.Delegate != nil {
@@ -130,7 +131,7 @@ func load(stdin []byte) (*Config, error) {
 	}
 	for key, value := range keys {
 		if !slices.Contains(known, key) && !strings.HasPrefix(key, "cni.dev/") {
-			return nil, types.NewError(types.ErrUnsupportedField, fmt.Sprintf("%s: %s is not known: remove it, or correct its name", key, value), "")
+			return nil, types.NewError(types.ErrUnsupportedField, fmt.Sprintf("%s: %s is not known: remove it, or correct its name", quote.Value(key), quote.Value(string(value))), "")
 		}
 	}
 	if err := version.ParsePrevResult(&c.PluginConf); err != nil {
@@ -161,10 +162,10 @@ func load(stdin []byte) (*Config, error) {
 		}
 	}
 	if c.Pods != PodsAll && c.Pods != PodsAnnotated {
-		return nil, invalid("pods %q is not known: write %q or %q", c.Pods, PodsAll, PodsAnnotated)
+		return nil, invalid("pods %s is not known: write %q or %q", quote.Value(c.Pods), PodsAll, PodsAnnotated)
 	}
 	if c.Runtime != RuntimeRequired && c.Runtime != RuntimePreferred {
-		return nil, invalid("runtime %q is not known: write %q or %q", c.Runtime, RuntimeRequired, RuntimePreferred)
+		return nil, invalid("runtime %s is not known: write %q or %q", quote.Value(c.Runtime), RuntimeRequired, RuntimePreferred)
 	}
 	if c.write, err = ranges("write", c.Write); err != nil {
 		return nil, err
@@ -189,7 +190,7 @@ func ranges(key string, texts []string) ([]*adminv1.ChannelRange, error) {
 		from, err1 := strconv.ParseUint(first, 10, 64)
 		to, err2 := strconv.ParseUint(last, 10, 64)
 		if err1 != nil || err2 != nil || from > to {
-			return nil, invalid("%s: %q is no range of channels: write \"1-99\", a number or \"*\"", key, text)
+			return nil, invalid("%s: %s is no range of channels: write \"1-99\", a number or \"*\"", key, quote.Value(text))
 		}
 		found = append(found, &adminv1.ChannelRange{First: from, Last: to})
 	}
@@ -215,7 +216,7 @@ func (c *Config) selects() (bool, error) {
 	case "", "false":
 		return false, nil
 	default:
-		return false, invalid("the pod's annotation %s is %q: write \"true\" or \"false\"", Annotation, value)
+		return false, invalid("the pod's annotation %s is %s: write \"true\" or \"false\"", Annotation, quote.Value(value))
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/objects"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 // Name is the controller's, in events and leases.
@@ -259,6 +260,6 @@ func (c *Controller) tell(events []Event) {
 		if event.Warning {
 			kind = corev1.EventTypeWarning
 		}
-		c.events.Eventf(event.About, kind, event.Reason, "%s", event.Message)
+		c.events.Eventf(event.About, kind, event.Reason, "%s", quote.Text(event.Message))
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 // World is what a round looks at. Nothing in it is changed.
@@ -181,12 +181,8 @@ func condition(kind string, holds bool, generation int64, reason, message string
 	}
 	// What a node says may be long, and no identifier. What the API server would change or refuse is never as it should be:
 	// it would be written, and told, in every round.
-	if len(message) > 1024 {
-		message = message[:1024]
-	}
-	message = strings.ToValidUTF8(message, "")
 	if !identifier.MatchString(reason) || len(reason) > 128 {
 		reason = "Unspecified"
 	}
-	return metav1.Condition{Type: kind, Status: status, ObservedGeneration: generation, Reason: reason, Message: message}
+	return metav1.Condition{Type: kind, Status: status, ObservedGeneration: generation, Reason: reason, Message: quote.Text(message)}
 }

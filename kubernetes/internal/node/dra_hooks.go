@@ -14,6 +14,7 @@ import (
 	"github.com/takt-dev/takt/kubernetes/internal/admission"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/inventory"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 func nodeDevice(name string) (int, error) { return inventory.ParseDeviceName(name) }
@@ -29,6 +30,7 @@ func (n *Node) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.
 		record, err := n.prepare(ctx, claim)
 		n.metrics.prepare.Observe(time.Since(began).Seconds())
 		if err != nil {
+			err = quote.Error(err)
 			klog.FromContext(ctx).Error(err, "Refused a claim", "claim", klog.KObj(claim))
 			n.metrics.failed(atPrepare)
 			for _, pod := range record.Pods {

@@ -25,6 +25,7 @@ import (
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 	"github.com/takt-dev/takt/kubernetes/internal/cni"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 	"github.com/takt-dev/takt/kubernetes/internal/report"
 )
 
@@ -737,7 +738,7 @@ func (g *gateTimes) belong(ctx context.Context, pod Pod, ctr *api.Container) err
 	for _, uid := range claims {
 		c := g.get(uid)
 		if c == nil {
-			return refuse(codeNotPrepared, "claim %s is not prepared on this node: the kubelet will try again; a container that sets %s* itself never has gate time", uid, gateVariable)
+			return refuse(codeNotPrepared, "claim %s is not prepared on this node: the kubelet will try again; a container that sets %s* itself never has gate time", quote.Value(uid), gateVariable)
 		}
 		if c.Pod.UID == pod.UID {
 			continue
@@ -983,7 +984,7 @@ func (g *gateTimes) told(c *gateClaim) (found []report.GateTime) {
 		p := &request.Parameters
 		one := report.GateTime{Claim: c.Name, Request: request.Name, Class: request.class(), Frames: p.Frames(), Frame: p.LargestFrame(), Period: p.Period.String()}
 		if why != nil {
-			one.Problem = why.Error()
+			one.Problem = quote.Text(why.Error())
 		}
 		found = append(found, one)
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 	"github.com/takt-dev/takt/kubernetes/internal/cni"
 	"github.com/takt-dev/takt/kubernetes/internal/objects"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 const (
@@ -269,13 +270,7 @@ func (m *member) serve(ctx context.Context, self *network.TaktNode) error {
 }
 
 // shortened is what a condition has room for, and a reader patience.
-func shortened(text string) string {
-	text = strings.ToValidUTF8(text, "\uFFFD")
-	if len(text) > 512 {
-		return strings.ToValidUTF8(text[:512], "") + "…"
-	}
-	return text
-}
+func shortened(text string) string { return quote.Shorten(text, 512) }
 
 func runtimeOf(said *adminv1.Node, peers bool) *network.Runtime {
 	runtime := &network.Runtime{Version: said.GetVersion()}

@@ -17,6 +17,7 @@ import (
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/cni"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 // Annotations of pods beside cni.Annotation. Preload and library are for all containers, with "." and a container's name
@@ -213,7 +214,7 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 	chosen := attached[0]
 	if wanted := sandbox.GetAnnotations()[annotationInterface]; wanted != "" {
 		if !slices.Contains(attached, wanted) {
-			return refuse(codeAnnotation, "%s is %q, and a network has attached %s: write one of these", annotationInterface, wanted, strings.Join(attached, ", "))
+			return refuse(codeAnnotation, "%s is %s, and a network has attached %s: write one of these", annotationInterface, quote.Value(wanted), strings.Join(attached, ", "))
 		}
 		chosen = wanted
 	}
@@ -424,11 +425,11 @@ func (n *Node) wishes(annotations map[string]string, container string) (wish, er
 	case "", "false":
 		w.preload = preloadOff
 	default:
-		return wish{}, refuse(codeAnnotation, "%s is %q: write \"true\" or \"false\"", cni.Annotation, value)
+		return wish{}, refuse(codeAnnotation, "%s is %s: write \"true\" or \"false\"", cni.Annotation, quote.Value(value))
 	}
 	if value, there := annotations[annotationPath]; there {
 		if w.path, w.asked = Path(value), true; !w.path.known() {
-			return wish{}, refuse(codeAnnotation, "%s is %q: write %q, %q or %q", annotationPath, value, PathPreload, PathVeth, PathBoth)
+			return wish{}, refuse(codeAnnotation, "%s is %s: write %q, %q or %q", annotationPath, quote.Value(value), PathPreload, PathVeth, PathBoth)
 		}
 	}
 	for _, name := range []string{annotationPreload, annotationPreload + "." + container} {
@@ -437,7 +438,7 @@ func (n *Node) wishes(annotations map[string]string, container string) (wish, er
 			continue
 		}
 		if value != preloadOn && value != preloadRequired && value != preloadOff {
-			return wish{}, refuse(codeAnnotation, "%s is %q: write %q, %q or %q", name, value, preloadOn, preloadRequired, preloadOff)
+			return wish{}, refuse(codeAnnotation, "%s is %s: write %q, %q or %q", name, quote.Value(value), preloadOn, preloadRequired, preloadOff)
 		}
 		w.preload = value
 	}
@@ -447,7 +448,7 @@ func (n *Node) wishes(annotations map[string]string, container string) (wish, er
 			w.library = value == "on"
 		case "":
 		default:
-			return wish{}, refuse(codeAnnotation, "%s is %q: write \"on\" or \"off\"", name, value)
+			return wish{}, refuse(codeAnnotation, "%s is %s: write \"on\" or \"off\"", name, quote.Value(value))
 		}
 	}
 	// A veth is all containers': what one of them requires holds there for all.
@@ -460,13 +461,13 @@ func (n *Node) wishes(annotations map[string]string, container string) (wish, er
 		w.preload = preloadOff
 	}
 	if w.class = annotations[annotationClass]; w.class != "" && (len(w.class) != 1 || w.class < "0" || w.class > "7") {
-		return wish{}, refuse(codeAnnotation, "%s is %q: write a traffic class from 0 to 7", annotationClass, w.class)
+		return wish{}, refuse(codeAnnotation, "%s is %s: write a traffic class from 0 to 7", annotationClass, quote.Value(w.class))
 	}
 	w.all = w.sensitive && w.veth() && usual.OtherTraffic == OtherRuntime
 	if value, there := annotations[annotationOthers]; there {
 		switch other := OtherTraffic(value); {
 		case !other.known():
-			return wish{}, refuse(codeAnnotation, "%s is %q: write %q or %q", annotationOthers, value, OtherKernel, OtherRuntime)
+			return wish{}, refuse(codeAnnotation, "%s is %s: write %q or %q", annotationOthers, quote.Value(value), OtherKernel, OtherRuntime)
 		case other == OtherRuntime && !w.veth():
 			return wish{}, refuse(codeAnnotation, "%s is %q, which is taken at the veth, and launch times of this pod are not: write %s: %q or %q", annotationOthers, value, annotationPath, PathVeth, PathBoth)
 		default:

@@ -483,3 +483,61 @@ func TestAnAgentWithoutNetworksSaysSoToPodsThatNeedThem(t *testing.T) {
 		t.Errorf("with another agent: %v", err)
 	}
 }
+
+// The kubelet tries again for as long as the pod is there, and each time what is said is kept: in events, statuses and logs.
+func TestWhatAPodSaysIsToldInBounds(t *testing.T) {
+	s := newSite(t)
+	s.stop()
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library(), Path: PathPreload}
+	if err := s.config.Network.validate(); err != nil {
+		t.Fatal(err)
+	}
+	s.startAgent()
+	if err := os.MkdirAll(filepath.Join(s.config.Network.Sockets, "pod/eth0"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("\x01", 250_000)
+	cases := map[string]struct {
+		annotation, env, remedy, reason string
+	}{
+		"time-sensitive":  {"takt.dev/time-sensitive", "", `write "true" or "false"`, reasonNetwork},
+		"path":            {"takt.dev/path", "", `write "preload", "veth" or "both"`, reasonNetwork},
+		"preload":         {"takt.dev/preload", "", `write "on", "required" or "off"`, reasonNetwork},
+		"library":         {"takt.dev/library.main", "", `write "on" or "off"`, reasonNetwork},
+		"class":           {"takt.dev/class", "", "write a traffic class from 0 to 7", reasonNetwork},
+		"other-traffic":   {"takt.dev/other-traffic", "", `write "kernel" or "runtime"`, reasonNetwork},
+		"interface":       {"takt.dev/interface", "", "a network has attached eth0: write one of these", reasonNetwork},
+		"gate-time":       {"", gateVariable + "X=", "is not a reservation", reasonNetwork},
+		"claim-of-gates":  {"", gateVariable + "X=a/", "is not prepared on this node", reasonNetwork},
+		"reservation":     {"", grantVariable + "X=", "is not a reservation", reasonRefused},
+		"claim-of-a-core": {"", grantVariable + "X=a/", "is not prepared on this node", reasonRefused},
+	}
+	for name, tc := range cases {
+		annotations := map[string]string{"takt.dev/time-sensitive": "true"}
+		var env []string
+		if tc.annotation != "" {
+			annotations[tc.annotation] = long
+		} else if key, found := strings.CutSuffix(tc.env, "a/"); found {
+			env = []string{key + strings.Repeat("u", 250_000) + "/x"}
+		} else {
+			env = []string{tc.env + long}
+		}
+		_, err := s.runtime.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{
+			Pod:       &api.PodSandbox{Id: "pod", Namespace: "default", Name: name, Uid: name, Annotations: annotations},
+			Container: &api.Container{Id: name, PodSandboxId: "pod", Name: "main", Env: env},
+		})
+		if err == nil || len(err.Error()) > 1500 || !strings.Contains(err.Error(), tc.remedy) {
+			t.Errorf("%s: the runtime is told %.2000v", name, err)
+		}
+		if told := s.events.of(name, tc.reason); len(told) != 1 || len(told[0]) > 1024 || !strings.Contains(told[0], tc.remedy) {
+			t.Errorf("%s: the pod is told %.2000q", name, told)
+		}
+	}
+	s.agent.event(Pod{Name: "any"}, "Normal", "Any", "%s", long)
+	if told := s.events.of("any", "Any"); len(told) != 1 || len(told[0]) > 1024 {
+		t.Errorf("an event is of %d bytes", len(told[0]))
+	}
+	if said := denied("Any", errors.New(long)).message; len(said) > 1024 {
+		t.Errorf("a condition is of %d bytes", len(said))
+	}
+}

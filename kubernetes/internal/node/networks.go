@@ -24,6 +24,7 @@ import (
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 const (
@@ -221,6 +222,7 @@ func (d *networks) PrepareResourceClaims(ctx context.Context, claims []*resource
 	for _, claim := range claims {
 		prepared, timed, err := d.prepare(ctx, claim, served, asked)
 		if err != nil {
+			err = quote.Error(err)
 			klog.FromContext(ctx).Error(err, "Refused a claim", "claim", klog.KObj(claim))
 			d.n.metrics.failed(atPrepare)
 			reason := reasonNetwork

@@ -30,6 +30,7 @@ import (
 	"github.com/takt-dev/takt/kubernetes/internal/inventory"
 	"github.com/takt-dev/takt/kubernetes/internal/misses"
 	"github.com/takt-dev/takt/kubernetes/internal/objects"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 )
 
@@ -390,9 +391,9 @@ func (n *Node) HandleError(ctx context.Context, err error, msg string) {
 	}
 }
 
-// event tells the users of a pod.
+// event tells the users of a pod, in as many words as an event has room for.
 func (n *Node) event(pod Pod, eventType, reason, message string, args ...any) {
 	n.events.Eventf(&corev1.ObjectReference{
 		APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
-	}, eventType, reason, message, args...)
+	}, eventType, reason, "%s", quote.Text(fmt.Sprintf(message, args...)))
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 	"github.com/takt-dev/takt/kubernetes/internal/topology"
 )
 
@@ -265,6 +266,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 	defer func() {
 		if err != nil {
 			n.denials.remove(ctr.GetId())
+			err = quote.Error(err)
 		}
 	}()
 	adjustment = &api.ContainerAdjustment{}
@@ -364,7 +366,7 @@ func (n *Node) admit(ctx context.Context, pod Pod, ctr *api.Container, creating 
 			return nil, refuse(codeNotPrepared, "claim %s was prepared by a later version of this agent, which may promise more than this one keeps: run that one, or delete the pod", uid)
 		}
 		if !found {
-			return nil, refuse(codeNotPrepared, "the container names request %q of claim %s, which has none of that name: variables %s* are set by this agent alone, leave them out of the container", request, uid, grantVariable)
+			return nil, refuse(codeNotPrepared, "the container names request %s of claim %s, which has none of that name: variables %s* are set by this agent alone, leave them out of the container", quote.Value(request), uid, grantVariable)
 		}
 		c.grants = append(c.grants, grant)
 	}
@@ -436,7 +438,7 @@ func (n *Node) belongs(ctx context.Context, pod Pod, uid types.UID) error {
 	}
 	n.mu.Unlock()
 	if record == nil {
-		return refuse(codeNotPrepared, "claim %s is not prepared on this node: the kubelet will try again; a container that sets %s* itself never has a reservation", uid, grantVariable)
+		return refuse(codeNotPrepared, "claim %s is not prepared on this node: the kubelet will try again; a container that sets %s* itself never has a reservation", quote.Value(uid), grantVariable)
 	}
 	if record.Pods[0].UID == pod.UID {
 		return nil

@@ -16,6 +16,7 @@ import (
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 // Pod is one that a claim is reserved for.
@@ -88,7 +89,7 @@ func key(claim types.UID, request string) string { return string(claim) + "/" + 
 func parseKey(text string) (claim types.UID, request string, err error) {
 	uid, request, ok := strings.Cut(text, "/")
 	if !ok || uid == "" || request == "" {
-		return "", "", fmt.Errorf("%q is not a reservation: CLAIM-UID/REQUEST expected", text)
+		return "", "", fmt.Errorf("%s is not a reservation: CLAIM-UID/REQUEST expected", quote.Value(text))
 	}
 	return types.UID(uid), request, nil
 }

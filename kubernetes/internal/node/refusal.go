@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 )
 
@@ -99,5 +100,5 @@ func (n *Node) tell(pod Pod, reason, of string, err error) {
 // denied is the condition of a claim whose reservation was refused or lost.
 func denied(reason string, err error) condition {
 	code, sentence := coded(err)
-	return condition{reason: reason, message: code + ": " + sentence}
+	return condition{reason: reason, message: quote.Text(code + ": " + sentence)}
 }

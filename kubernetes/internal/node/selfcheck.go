@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 )
 
@@ -403,5 +404,5 @@ func (n *Node) settleDrift(ctx context.Context, domain rootDomain, strangers map
 
 // nodeEvent tells the operators of the node.
 func (n *Node) nodeEvent(eventType, reason, message string, args ...any) {
-	n.events.Eventf(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.name}, eventType, reason, message, args...)
+	n.events.Eventf(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.name}, eventType, reason, "%s", quote.Text(fmt.Sprintf(message, args...)))
 }

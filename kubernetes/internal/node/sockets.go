@@ -19,6 +19,7 @@ import (
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/gate"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 func gateSocket(run string) string { return filepath.Join(run, "gate.sock") }
@@ -57,7 +58,7 @@ func (n *Node) serveGate(ctx context.Context, listener *net.UnixListener) {
 			defer conn.Close()
 			answer := gate.Answer{}
 			if err := n.passGate(ctx, conn); err != nil {
-				answer.Error = err.Error()
+				answer.Error = quote.Text(err.Error())
 			}
 			// A gate that has gone away has failed already, and the container with it.
 			_ = json.NewEncoder(conn).Encode(answer)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -21,6 +20,7 @@ import (
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 // ConditionReady is the condition of a device in a claim's status.
@@ -253,7 +253,7 @@ func (w *statusWriter) devices(s claimStatus, now []resourceapi.AllocatedDeviceS
 		}
 		entry.Conditions = before[device.Name+share(entry.ShareID)]
 		meta.SetStatusCondition(&entry.Conditions, metav1.Condition{
-			Type: ConditionReady, Status: state, Reason: is.reason, Message: shorten(is.message),
+			Type: ConditionReady, Status: state, Reason: is.reason, Message: quote.Text(is.message),
 		})
 		devices = append(devices, entry)
 		return nil
@@ -288,15 +288,6 @@ func share(text *string) string {
 		return ""
 	}
 	return *text
-}
-
-// shorten keeps a message within what a condition may have.
-func shorten(message string) string {
-	const most = 32768
-	if len(message) > most {
-		message = strings.ToValidUTF8(message[:most], "")
-	}
-	return message
 }
 
 // report writes what is known of a container into the statuses of its claims. Call with c.mu held.

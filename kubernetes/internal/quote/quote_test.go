@@ -1,0 +1,35 @@
+package quote
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+func TestWhatOthersHaveWrittenIsSaidAgainInBounds(t *testing.T) {
+	for value, want := range map[string]string{
+		"":                            `""`,
+		"yes\n":                       `"yes\n"`,
+		strings.Repeat("a", 64):       `"` + strings.Repeat("a", 64) + `"`,
+		strings.Repeat("a", 65):       `"` + strings.Repeat("a", 64) + `"… (65 bytes)`,
+		strings.Repeat("é", 33):       `"` + strings.Repeat("é", 32) + `"… (66 bytes)`,
+		"a" + strings.Repeat("é", 33): `"a` + strings.Repeat("é", 31) + `"… (67 bytes)`,
+	} {
+		if is := Value(value); is != want {
+			t.Errorf("%q is shown as %s", value, is)
+		}
+	}
+	if is := Value(strings.Repeat("\x01", 250_000)); len(is) > 300 {
+		t.Errorf("%d bytes are shown", len(is))
+	}
+	for _, text := range []string{strings.Repeat("é", 600), "x" + strings.Repeat("é", 600)} {
+		if is := Text(text); len(is) > 1024 || len(is) < 1000 || !utf8.ValidString(is) || !strings.HasSuffix(is, "…") || Text(is) != is {
+			t.Errorf("%d bytes are %d: %q", len(text), len(is), is)
+		}
+	}
+	if Error(nil) != nil || !errors.Is(Error(io.EOF), io.EOF) || Error(errors.New(strings.Repeat("a", 2000))).Error() != Text(strings.Repeat("a", 2000)) {
+		t.Error("an error is another one")
+	}
+}
