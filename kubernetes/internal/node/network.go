@@ -190,6 +190,9 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 	if n.config.Network == nil {
 		return n.withoutNetworks(sandbox, ctr)
 	}
+	if err := checkAnnotations(sandbox.GetAnnotations()); err != nil {
+		return err
+	}
 	wish, err := n.wishes(sandbox.GetAnnotations(), ctr.GetName())
 	if err != nil {
 		return err
@@ -201,10 +204,13 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 	}
 	if len(attached) == 0 {
 		// A pod with gate time is refused by name.
-		if err := n.gates.attach(ctx, sandbox, ctr); err != nil || !wish.sensitive {
+		if err := n.gates.attach(ctx, sandbox, ctr); err != nil || !wish.timed() {
 			return err
 		}
-		err := refuse(codeUnattached, "the pod is time-sensitive (%s), and no network has attached it: put takt-cni into the CNI configuration of the node, or remove the annotation", cni.Annotation)
+		err := refuse(codeUnattached, "the pod asks for launch times by other annotations than %s, and no network has attached it: annotate it with %s: \"true\", or remove those", cni.Annotation, cni.Annotation)
+		if wish.sensitive {
+			err = refuse(codeUnattached, "the pod is time-sensitive (%s), and no network has attached it: put takt-cni into the CNI configuration of the node, or remove the annotation", cni.Annotation)
+		}
 		if n.config.Network.Unattached == RefuseUnattached {
 			return err
 		}
@@ -218,7 +224,7 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 		}
 		chosen = wanted
 	}
-	needs := wish.sensitive || len(n.gates.all(podOf(sandbox).UID)) > 0
+	needs := wish.timed() || len(n.gates.all(podOf(sandbox).UID)) > 0
 	unserved := n.allowed(ctx, sandbox, attached)
 	if unserved != nil && needs {
 		return unserved
@@ -366,14 +372,14 @@ func (n *Node) hasSockets(ctr *api.Container) bool {
 	})
 }
 
-// missing says why a container that exists should not run as it does: it is of a time-sensitive pod, and was created
+// missing says why a container that exists should not run as it does: it is of a pod with launch times, and was created
 // while this agent was not there to give it its runtime, or to refuse it.
 func (n *Node) missing(sandbox *api.PodSandbox, ctr *api.Container) error {
 	if n.config.Network == nil || n.hasSockets(ctr) {
 		return nil
 	}
 	wish, err := n.wishes(sandbox.GetAnnotations(), ctr.GetName())
-	if !wish.sensitive || err != nil {
+	if !wish.timed() || err != nil {
 		return err
 	}
 	attached, err := interfaces(filepath.Join(n.config.Network.Sockets, sandbox.GetId()))
@@ -405,6 +411,9 @@ type wish struct {
 
 // veth says whether launch times are to be taken at the pod's veths.
 func (w wish) veth() bool { return w.path == PathVeth || w.path == PathBoth }
+
+// timed says that the pod asks for launch times: no container of it is to run as if it did not.
+func (w wish) timed() bool { return w.sensitive || w.required || w.asked && w.veth() }
 
 // strict says that no container of the pod may run while they are not.
 func (w wish) strict() bool { return w.required || w.asked }

@@ -63,6 +63,12 @@ func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
 		"marked, not attached":      {"none", sensitive, nil, nil, codeUnattached},
 		"marked by another word":    {"chained", map[string]string{"takt.dev/time-sensitive": "yes"}, nil, nil, codeAnnotation},
 		"preload by another word":   {"chained", with("takt.dev/preload", "true"), nil, nil, codeAnnotation},
+		"a key that is not known":   {"chained", with("takt.dev/prelaod", "required"), nil, nil, codeAnnotation},
+		"marked by another key":     {"none", map[string]string{"takt.dev/timesensitive": "true"}, nil, nil, codeAnnotation},
+		"required, not attached":    {"none", map[string]string{"takt.dev/preload": "required"}, nil, nil, codeUnattached},
+		"required of one container": {"none", map[string]string{"takt.dev/preload.other": "required"}, nil, nil, codeUnattached},
+		"by the veth, not attached": {"none", map[string]string{"takt.dev/path": "veth"}, nil, nil, codeUnattached},
+		"off, not attached":         {"none", map[string]string{"takt.dev/preload": "off"}, nil, nil, ""},
 		"interface that is not one": {"chained", with("takt.dev/interface", "../eth0"), nil, nil, codeAnnotation},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -191,6 +197,8 @@ func TestAContainerThatStartedWithoutItsRuntimeIsEnded(t *testing.T) {
 		"not-time-sensitive":   {true, nil, nil, "", false},
 		"without-its-runtime":  {true, sensitive, nil, codeWithout, true},
 		"never-attached":       {false, sensitive, nil, codeWithout, false},
+		"required":             {true, map[string]string{"takt.dev/preload": "required"}, nil, codeWithout, true},
+		"by-a-key-unknown":     {true, map[string]string{"takt.dev/timesensitive": "true"}, nil, "", false},
 		"by-a-word-unknown":    {true, map[string]string{"takt.dev/time-sensitive": "yes"}, nil, codeAnnotation, true},
 	}
 	run := func(unattached Unattached, check func(name string, refused, told []string)) {

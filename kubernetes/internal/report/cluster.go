@@ -27,7 +27,7 @@ type Pod struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	Node      string `json:"node"`
-	// TimeSensitive: it asks for launch times by its annotation.
+	// TimeSensitive: it asks for launch times by its annotations.
 	TimeSensitive bool       `json:"timeSensitive"`
 	Attached      []Attached `json:"attached,omitempty"`
 	// Waiting are claims for gate time that it has nowhere.
@@ -90,7 +90,7 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 	slices.Sort(problems)
 	found := []Pod{}
 	for _, pod := range pods.Items {
-		one := Pod{Namespace: pod.Namespace, Pod: pod.Name, Node: pod.Spec.NodeName, TimeSensitive: pod.Annotations[reservation.TimeSensitive] == "true"}
+		one := Pod{Namespace: pod.Namespace, Pod: pod.Name, Node: pod.Spec.NodeName, TimeSensitive: timed(pod.Annotations)}
 		node := said[pod.Spec.NodeName]
 		if node != nil {
 			for _, reserved := range node.Reserved {
@@ -124,6 +124,20 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 		return strings.Compare(a.Namespace+"/"+a.Pod, b.Namespace+"/"+b.Pod)
 	})
 	return found, problems, nil
+}
+
+// timed says whether a pod asks for launch times: by its annotation, or by one that promises them.
+func timed(annotations map[string]string) bool {
+	for key, value := range annotations {
+		switch {
+		case key == reservation.TimeSensitive && value == "true",
+			(key == "takt.dev/preload" || strings.HasPrefix(key, "takt.dev/preload.")) && value == "required",
+			key == "takt.dev/path" && (value == "veth" || value == "both"),
+			key == "takt.dev/other-traffic" && value == "runtime":
+			return true
+		}
+	}
+	return false
 }
 
 func ended(pod *corev1.Pod) bool {
@@ -166,6 +180,8 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 		return "taktd of its node does not answer: systemctl status taktd"
 	case len(one.Attached) == 0 && ungated(one) != "":
 		return ungated(one)
+	case len(one.Attached) == 0 && pod.Annotations[reservation.TimeSensitive] != "true":
+		return "it asks for launch times, and no network has attached it: annotate it with " + reservation.TimeSensitive + ": \"true\""
 	case len(one.Attached) == 0:
 		return "no network has attached it: put takt-cni into the CNI configuration of its node"
 	}

@@ -35,7 +35,8 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 	objects := []runtime.Object{
 		agent("takt-node-1", "one"), agent("takt-node-2", "two"), agent("takt-node-3", "three"), agent("reservations-4", "four"), agent("networks-4", "four"),
 		agent("cpu-only", "seven"),
-		pod("default", "talker", "one", sensitive), pod("default", "idle", "one", sensitive), pod("default", "left-out", "one", sensitive),
+		pod("default", "talker", "one", sensitive), pod("default", "idle", "one", sensitive), pod("default", "left-out", "one", sensitive), pod("default", "halfway", "one", map[string]string{"takt.dev/preload.main": "required"}),
+		pod("default", "by-veth", "one", map[string]string{"takt.dev/path": "veth"}), pod("default", "no-preload", "one", map[string]string{"takt.dev/preload": "off"}),
 		pod("default", "static", "one", sensitive), pod("default", "gateless", "one", sensitive), pod("default", "unheard", "one", sensitive),
 		pod("default", "refused", "one", sensitive), pod("default", "lost", "one", nil), pod("default", "waits", "one", nil),
 		pod("default", "silent", "two", sensitive), pod("default", "nowhere", "", sensitive), pod("default", "no-taktd", "three", sensitive),
@@ -79,7 +80,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		shown = append(shown, fmt.Sprintf("%s %d %d %s", pod.Pod, len(pod.Attached), len(pod.Reserved), problem))
 	}
 	want := []string{
-		"attached 1 0 ", "done 1 0 ", "gateless 1 0 claim gates has lost its gate time", "idle 1 0 no program of it has attached", "left-out 0 0 no network has attached it",
+		"attached 1 0 ", "by-veth 0 0 it asks for launch times, and no network has attached it", "done 1 0 ", "gateless 1 0 claim gates has lost its gate time", "halfway 0 0 it asks for launch times, and no network has attached it", "idle 1 0 no program of it has attached", "left-out 0 0 no network has attached it",
 		"lost 1 0 claim gates has lost its gate time",
 		"no-agent 0 0 its node has no takt-node", "no-networks 0 0 the agent of its node serves no networks", "no-taktd 0 0 taktd of its node does not answer",
 		"nowhere 0 0 not placed yet", "refused 0 0 claim gates has no gate time", "reserved 0 1 ", "silent 0 0 the agent of its node does not answer", "static 1 0 ", "talker 1 0 ",
