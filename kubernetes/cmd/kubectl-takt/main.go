@@ -133,7 +133,7 @@ func table(out io.Writer, pods []report.Pod) error {
 		var networks, veths, around, schedules, reserved, gates []string
 		var programs uint32
 		var launches report.Launches
-		passed := map[string]uint64{}
+		passed, refused := map[string]uint64{}, map[string]uint64{}
 		for _, attached := range pod.Attached {
 			networks = append(networks, attached.Network+" ("+attached.Interface+")")
 			programs += attached.Programs
@@ -151,6 +151,9 @@ func table(out io.Writer, pods []report.Pod) error {
 				if text := schedule(one); !slices.Contains(schedules, text) {
 					schedules = append(schedules, text)
 				}
+			}
+			for reason, count := range attached.RefusedBy {
+				refused[reason] += count
 			}
 			for reason, count := range attached.Around {
 				passed[reason] += count
@@ -172,7 +175,7 @@ func table(out io.Writer, pods []report.Pod) error {
 			attached = fmt.Sprint(programs)
 		}
 		fmt.Fprintf(to, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", pod.Namespace, pod.Pod, or(pod.Node), or(strings.Join(networks, ", ")), attached,
-			or(strings.Join(veths, ", ")), launched(launches), or(strings.Join(around, ", ")), or(strings.Join(schedules, ", ")), or(strings.Join(reserved, ", ")), or(strings.Join(gates, ", ")), or(pod.Problem, "ok"))
+			or(strings.Join(veths, ", ")), launched(launches, refused), or(strings.Join(around, ", ")), or(strings.Join(schedules, ", ")), or(strings.Join(reserved, ", ")), or(strings.Join(gates, ", ")), or(pod.Problem, "ok"))
 	}
 	return to.Flush()
 }
@@ -198,8 +201,8 @@ func vethState(veth *report.Veth) string {
 	return state
 }
 
-// launched says how many messages with a launch time have left, and what has become of the others.
-func launched(launches report.Launches) string {
+// launched says how many messages with a launch time have left, what has become of the others, and which frames were refused.
+func launched(launches report.Launches, refused map[string]uint64) string {
 	var notes []string
 	if launches.Late > 0 {
 		notes = append(notes, fmt.Sprintf("%d late", launches.Late))
@@ -207,8 +210,11 @@ func launched(launches report.Launches) string {
 	if launches.Missed > 0 {
 		notes = append(notes, fmt.Sprintf("%d missed", launches.Missed))
 	}
+	for _, reason := range slices.Sorted(maps.Keys(refused)) {
+		notes = append(notes, fmt.Sprintf("%d refused: %s", refused[reason], reason))
+	}
 	switch {
-	case launches == report.Launches{}:
+	case launches == report.Launches{} && len(refused) == 0:
 		return "-"
 	case len(notes) == 0:
 		return fmt.Sprint(launches.Left)

@@ -47,7 +47,7 @@ func api(t *testing.T, programs uint32) (kubeconfig string) {
 		case "/api/v1/namespaces/kube-system/pods/http:takt-node-x:9464/proxy/pods":
 			answer(w, report.Node{
 				Node: "one",
-				Networks: &report.Networks{Attached: []report.Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: programs, Veth: veths[programs], Launches: launches[programs], Around: map[string]uint64{"no-route": 3},
+				Networks: &report.Networks{Attached: []report.Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: programs, Veth: veths[programs], Launches: launches[programs], RefusedBy: refused[programs], Around: map[string]uint64{"no-route": 3},
 					Schedules: []report.Schedule{{Datapath: "udp", Name: "line", Running: true, Cycle: "1ms"}, {Datapath: "udp", Cycle: "500us"}},
 					GateTime:  []report.GateTime{{Claim: "time", Request: "gate", Class: 5, Frames: 2, Frame: 1514, Period: "1ms"}}}}},
 				Reserved: []report.Reserved{{Namespace: "default", Pod: "talker", Container: "main", Runtime: "4ms", Period: "10ms"}},
@@ -73,7 +73,8 @@ var veths = map[uint32]*report.Veth{2: {Device: "veth1", Taking: true, Required:
 // launches are what the agent says of the pod's launch times, and how they are shown.
 var (
 	launches = map[uint32]report.Launches{2: {Left: 90, Late: 2, Missed: 7}, 1: {Left: 5}}
-	shown    = map[uint32][]string{2: {"90", "(2", "late,", "7", "missed)"}, 1: {"5"}, 0: {"-"}}
+	refused  = map[uint32]map[string]uint64{2: {"window": 4, "excess": 3}}
+	shown    = map[uint32][]string{2: {"90", "(2", "late,", "7", "missed,", "3", "refused:", "excess,", "4", "refused:", "window)"}, 1: {"5"}, 0: {"-"}}
 )
 
 func TestPodsAreShownAsATableAndAsJSON(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -656,12 +657,12 @@ func (g *gateTimes) attach(ctx context.Context, sandbox *api.PodSandbox, ctr *ap
 			return g.withdraw(ctx, all, c, err)
 		}
 	}
-	return g.bound(ctx, all, directory, attached, claims)
+	return g.bound(ctx, all, pod, directory, attached, claims)
 }
 
 // bound takes classes that are for claims alone, and those that the pod claims, out of its interfaces that have no streams
 // there: what it sends in them is in nobody's sum.
-func (g *gateTimes) bound(ctx context.Context, all listeners, directory string, attached []string, claims []*gateClaim) error {
+func (g *gateTimes) bound(ctx context.Context, all listeners, pod Pod, directory string, attached []string, claims []*gateClaim) error {
 	claimed := slices.Clone(g.n.config.Network.Claimed)
 	for _, c := range claims {
 		claimed = append(claimed, classesOf(c.streams())...)
@@ -680,9 +681,34 @@ func (g *gateTimes) bound(ctx context.Context, all listeners, directory string, 
 			if err := g.set(ctx, all, next); err != nil {
 				return fmt.Errorf("taktd does not take classes that are for claims from the pod's interface %s: %w", name, err)
 			}
+			lost := slices.DeleteFunc(slices.Clone(listener.GetClasses()), func(class uint32) bool { return slices.Contains(next.GetClasses(), class) })
+			g.n.event(pod, corev1.EventTypeNormal, reasonClasses, "the pod has classes %v of network %s at %s: %v are for claims for gate time alone (network.claimed, or a claim of the pod's at another interface); claim gate time there to send in them",
+				next.GetClasses(), listener.GetEndpoint().GetNetwork(), name, lost)
 		}
 	}
 	return nil
+}
+
+// hasClass says whether a pod may send in the class that all is to be in which is taken at its veths. What taktd does not say is
+// not refused: launch times are not taken without it.
+func (g *gateTimes) hasClass(ctx context.Context, sandbox *api.PodSandbox, wish wish, attached []string) error {
+	if !wish.veth() || wish.class == "" {
+		return nil
+	}
+	all, err := g.listeners(ctx)
+	if err != nil {
+		return nil
+	}
+	var lack []string
+	for _, name := range attached {
+		listener := all[filepath.Join(g.n.config.Network.Sockets, sandbox.GetId(), name, cni.SocketName)]
+		if listener == nil || slices.Contains(listener.GetClasses(), uint32(wish.class[0]-'0')) {
+			return nil
+		}
+		lack = append(lack, fmt.Sprintf("%v of network %s at %s", listener.GetClasses(), listener.GetEndpoint().GetNetwork(), name))
+	}
+	return refuse(codeAnnotation, "%s is %q, and the pod has classes %s: write one of these, or give it that class (classes of takt-cni's configuration, access of the TaktNetwork, a claim for gate time)",
+		annotationClass, wish.class, strings.Join(lack, ", "))
 }
 
 // withdraw gives back the place of a claim whose pod cannot have its streams: it waits, and nobody knows for how long. They

@@ -221,6 +221,14 @@ func TestGateTimeIsSentInByThoseWhoClaimItAlone(t *testing.T) {
 	if is := g.classesAt(free); !slices.Equal(is, []uint32{0}) {
 		t.Errorf("it has classes %v", is)
 	}
+	if told := g.events.of("free", reasonClasses); len(told) != 1 || !strings.Contains(told[0], "has classes [0] of network pods at eth0: [5] are for claims") {
+		t.Errorf("told %q", told)
+	}
+	// That is once: the next container finds it so.
+	g.start("free")
+	if told := g.events.of("free", reasonClasses); len(told) != 1 {
+		t.Errorf("told %q", told)
+	}
 	again := g.gateClaimOf("again", "pods", frameOfPods)
 	g.must(again)
 	at := g.attachTo("again", "pods", 9, 5)
@@ -455,5 +463,30 @@ func TestClaimedClassesAreTrafficClasses(t *testing.T) {
 	c := &NetworkConfig{Preload: "/usr/lib/takt-preload", Claimed: []uint32{5, 8}}
 	if err := c.validate(); err == nil || !strings.Contains(err.Error(), "network.claimed: 8 is no traffic class: write 0 to 7") {
 		t.Errorf("%v", err)
+	}
+}
+
+// What a pod writes of its class, and what it sends, is known to be refused: the one at once, the other by who asks.
+func TestAClassThatThePodHasNotIsToldAtItsStart(t *testing.T) {
+	g := newGated(t)
+	g.attachTo("talker", "pods", 7, 0, 5)
+	create := func(class, path string) error {
+		_, _, err := (&nriPlugin{n: g.agent}).CreateContainer(background,
+			&api.PodSandbox{Id: "talker-sandbox", Namespace: "default", Name: "talker", Uid: "talker-uid", Annotations: map[string]string{annotationClass: class, annotationPath: path}},
+			&api.Container{Id: "talker-main-" + class, PodSandboxId: "talker-sandbox", Name: "main"})
+		return err
+	}
+	if err := create("7", "veth"); err == nil || !strings.Contains(err.Error(), codeAnnotation+`: takt.dev/class is "7", and the pod has classes [0 5] of network pods at eth0: write one of these`) {
+		t.Errorf("a class that it has not: %v", err)
+	}
+	if told := g.events.of("talker", reasonNetwork); len(told) != 1 {
+		t.Errorf("told %q", told)
+	}
+	// One that it has is taken, as far as the node takes launch times at veths; without them nobody asks for it.
+	if err := create("5", "veth"); err == nil || strings.Contains(err.Error(), codeAnnotation) {
+		t.Errorf("a class that it has: %v", err)
+	}
+	if err := create("7", "preload"); err != nil {
+		t.Errorf("a class that nothing is taken in: %v", err)
 	}
 }

@@ -240,6 +240,9 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 		n.tell(podOf(sandbox), reasonUnattached, "container "+ctr.GetName()+" starts without the socket of its pod", unserved)
 		return nil
 	}
+	if err := n.gates.hasClass(ctx, sandbox, wish, attached); err != nil {
+		return err
+	}
 	if err := n.takeAtVeths(ctx, sandbox, wish, attached, true); err != nil {
 		return err
 	}

@@ -64,7 +64,7 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, map[string]bool
 		}
 		one := report.Attached{
 			Network: listener.GetEndpoint().GetNetwork(), Addresses: listener.GetEndpoint().GetAddresses(), Classes: listener.GetClasses(), Schedules: links,
-			Programs: status.GetSessions(), Refused: status.GetUndeclared(), Launches: report.Launches{
+			Programs: status.GetSessions(), Launches: report.Launches{
 				Left: status.GetCounters().GetLaunched(), Late: status.GetCounters().GetLaunchedLate(), Missed: status.GetCounters().GetLaunchesMissed(),
 			},
 		}
@@ -78,8 +78,20 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, map[string]bool
 				one.Programs--
 			}
 		}
+		refused := func(why string, count uint64) {
+			if count > 0 && one.RefusedBy == nil {
+				one.RefusedBy = map[string]uint64{}
+			}
+			if count > 0 {
+				one.Refused += count
+				one.RefusedBy[why] += count
+			}
+		}
+		refused(report.RefusedUndeclared, status.GetUndeclared())
 		for _, stream := range status.GetStreams() {
-			one.Refused += stream.GetRefusedWindow() + stream.GetRefusedSize() + stream.GetRefusedExcess()
+			refused(report.RefusedWindow, stream.GetRefusedWindow())
+			refused(report.RefusedSize, stream.GetRefusedSize())
+			refused(report.RefusedExcess, stream.GetRefusedExcess())
 		}
 		for _, around := range status.GetUnserved() {
 			if one.Around == nil {

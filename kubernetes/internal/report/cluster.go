@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -114,7 +115,7 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 		if one.TimeSensitive {
 			one.Problem = lacks(&pod, &one, node, silent[pod.Spec.NodeName])
 		} else if !ended(&pod) {
-			one.Problem = ungated(&one)
+			one.Problem = cmp.Or(ungated(&one), unsent(&one))
 		}
 		if one.TimeSensitive || len(one.Attached)+len(one.Reserved)+len(one.Waiting) > 0 {
 			found = append(found, one)
@@ -195,6 +196,39 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 		return ungated(one)
 	case !slices.ContainsFunc(one.Attached, func(a Attached) bool { return a.Programs > 0 || a.Veth != nil && a.Veth.Taking }):
 		return "no program of it has attached: is it dynamically linked, and does it ask for launch times (SO_TXTIME)?"
+	}
+	return unsent(one)
+}
+
+// refusals say of each reason what is refused, and what helps.
+var refusals = []struct{ why, says string }{
+	{RefusedUndeclared, "of no claimed stream: send in claimed classes to the destination or channel of the claim alone, or in another class"},
+	{RefusedWindow, "without a launch time or with one outside of the claim's window: launch between offset and offset + window of a period, or change these in the claim"},
+	{RefusedSize, "longer than the claim's bytes: claim as many as are sent"},
+	{RefusedExcess, "more than the claim has in a period: claim as many as are sent"},
+}
+
+// unsent is what keeps what a pod launches from leaving, where that is most of it; empty: nothing does.
+func unsent(one *Pod) string {
+	for _, attached := range one.Attached {
+		launches := attached.Launches
+		if max(launches.Missed, attached.Refused) <= launches.Left {
+			continue
+		}
+		var reasons []string
+		for _, refused := range refusals {
+			if count := attached.RefusedBy[refused.why]; count > 0 {
+				reasons = append(reasons, fmt.Sprintf("%d frames refused (%s), %s", count, refused.why, refused.says))
+			}
+		}
+		if len(reasons) == 0 {
+			reasons = []string{"late, outside the schedule, without a path, or in another class (SO_PRIORITY, DSCP, takt.dev/class): see takt status on its node"}
+		}
+		text := strings.Join(reasons, "; ")
+		if launches.Missed > 0 {
+			text = fmt.Sprintf("%d of %d launches missed: %s", launches.Missed, launches.Missed+launches.Left, text)
+		}
+		return fmt.Sprintf("%s (classes %v): %s", attached.Interface, attached.Classes, text)
 	}
 	return ""
 }

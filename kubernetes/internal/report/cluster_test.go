@@ -35,6 +35,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 	objects := []runtime.Object{
 		agent("takt-node-1", "one"), agent("takt-node-2", "two"), agent("takt-node-3", "three"), agent("reservations-4", "four"), agent("networks-4", "four"),
 		agent("cpu-only", "seven"),
+		pod("default", "misses-all", "one", sensitive), pod("default", "misses-some", "one", sensitive), pod("default", "undeclared", "one", sensitive), pod("default", "untimely", "one", nil),
 		pod("default", "talker", "one", sensitive), pod("default", "idle", "one", sensitive), pod("default", "left-out", "one", sensitive), pod("default", "halfway", "one", map[string]string{"takt.dev/preload.main": "required"}),
 		pod("default", "by-veth", "one", map[string]string{"takt.dev/path": "veth"}), pod("default", "no-preload", "one", map[string]string{"takt.dev/preload": "off"}),
 		pod("default", "static", "one", sensitive), pod("default", "gateless", "one", sensitive), pod("default", "unheard", "one", sensitive),
@@ -48,6 +49,10 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 	answers := map[string]Node{
 		"takt-node-1": {Networks: &Networks{Attached: []Attached{
 			{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: 1}, {Namespace: "default", Pod: "idle", Interface: "eth0", Network: "pods"},
+			{Namespace: "default", Pod: "misses-all", Interface: "eth0", Classes: []uint32{0}, Programs: 1, Launches: Launches{Missed: 300}},
+			{Namespace: "default", Pod: "misses-some", Interface: "eth0", Classes: []uint32{0}, Programs: 1, Launches: Launches{Left: 300, Missed: 7}, Refused: 7, RefusedBy: map[string]uint64{RefusedWindow: 7}},
+			{Namespace: "default", Pod: "undeclared", Interface: "eth0", Classes: []uint32{0, 5}, Programs: 1, Launches: Launches{Left: 1, Missed: 300}, Refused: 300, RefusedBy: map[string]uint64{RefusedUndeclared: 300}},
+			{Namespace: "default", Pod: "untimely", Interface: "net1", Classes: []uint32{5}, Programs: 1, Refused: 9, RefusedBy: map[string]uint64{RefusedWindow: 5, RefusedExcess: 4}},
 			{Namespace: "default", Pod: "static", Interface: "eth0", Network: "pods", Veth: &Veth{Device: "veth1", Taking: true}},
 			{Namespace: "default", Pod: "gateless", Interface: "eth0", Network: "pods", Programs: 1, GateTime: []GateTime{{Claim: "kept"}, {Claim: "gates", Problem: "no window"}}},
 			{Namespace: "default", Pod: "unheard", Interface: "eth0", Network: "pods", Programs: 1, Veth: &Veth{Device: "veth2", Problem: "Linux 6.11 is needed"}},
@@ -82,12 +87,25 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 	want := []string{
 		"attached 1 0 ", "by-veth 0 0 it asks for launch times, and no network has attached it", "done 1 0 ", "gateless 1 0 claim gates has lost its gate time", "halfway 0 0 it asks for launch times, and no network has attached it", "idle 1 0 no program of it has attached", "left-out 0 0 no network has attached it",
 		"lost 1 0 claim gates has lost its gate time",
+		"misses-all 1 0 eth0 (classes [0])", "misses-some 1 0 ",
 		"no-agent 0 0 its node has no takt-node", "no-networks 0 0 the agent of its node serves no networks", "no-taktd 0 0 taktd of its node does not answer",
 		"nowhere 0 0 not placed yet", "refused 0 0 claim gates has no gate time", "reserved 0 1 ", "silent 0 0 the agent of its node does not answer", "static 1 0 ", "talker 1 0 ",
-		"unheard 1 0 launch times are not taken at veth2, the veth of eth0", "waits 0 0 claim gates has no gate time",
+		"undeclared 1 0 eth0 (classes [0 5])", "unheard 1 0 launch times are not taken at veth2, the veth of eth0", "untimely 1 0 net1 (classes [5])", "waits 0 0 claim gates has no gate time",
 	}
 	if !slices.Equal(shown, want) {
 		t.Errorf("shown are %q and not %q", shown, want)
+	}
+	for name, want := range map[string][]string{
+		"misses-all": {"300 of 300 launches missed", "another class", "takt status on its node"},
+		"undeclared": {"300 of 301 launches missed", "300 frames refused (undeclared)", "the destination or channel of the claim"},
+		"untimely":   {"5 frames refused (window)", "between offset and offset + window", "4 frames refused (excess)"},
+	} {
+		at := slices.IndexFunc(pods, func(p Pod) bool { return p.Pod == name })
+		for _, one := range want {
+			if !strings.Contains(pods[at].Problem, one) {
+				t.Errorf("%s: %q is not in %q", name, one, pods[at].Problem)
+			}
+		}
 	}
 	if len(problems) != 2 || !strings.Contains(problems[0], "node three: taktd does not answer: connection refused") || !strings.Contains(problems[1], "kube-system/takt-node-2 does not answer: timed out") {
 		t.Errorf("problems %q", problems)

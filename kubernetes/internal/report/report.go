@@ -52,9 +52,22 @@ type Attached struct {
 	Schedules []Schedule `json:"schedules,omitempty"`
 	// GateTime are the streams that the pod has claimed on this network.
 	GateTime []GateTime `json:"gateTime,omitempty"`
-	// Refused counts frames of no declared stream, and those outside of theirs.
-	Refused uint64 `json:"refused"`
+	// Refused counts frames of no declared stream, and those outside of theirs; RefusedBy has it by Refused…
+	Refused   uint64            `json:"refused"`
+	RefusedBy map[string]uint64 `json:"refusedBy,omitempty"`
 }
+
+// Why frames are refused, as `takt listener list` counts them.
+const (
+	// RefusedUndeclared: in a class with streams, and of none of them.
+	RefusedUndeclared = "undeclared"
+	// RefusedWindow: without a launch time, or with one outside of its stream's window.
+	RefusedWindow = "window"
+	// RefusedSize: longer than its stream's largest.
+	RefusedSize = "size"
+	// RefusedExcess: more than its stream may have in a period.
+	RefusedExcess = "excess"
+)
 
 // Schedule is a gate schedule of a link.
 type Schedule struct {
