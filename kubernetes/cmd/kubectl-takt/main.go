@@ -23,7 +23,7 @@ import (
 
 const help = `Shows the pods of a namespace that are time-sensitive, attached to a network of Takt, or have reserved CPU time.
 
-Usage: kubectl takt [-n NAMESPACE | -A] [-o json]
+Usage: kubectl takt [-n NAMESPACE | -A] [-agents NAMESPACE] [-o json]
 
 Options:
 `
@@ -32,8 +32,9 @@ const more = `
 Exit status: 0; 1 if the cluster cannot be asked; 2 for a mistake in the command; 3 if a time-sensitive pod does not get
 what it asks for, or an agent does not answer.
 
-It asks the agents (takt-node) through the API server: that needs the rights to list pods, and to get pods/proxy where
-the agents run.
+It asks the agents (takt-node) through the API server: that needs the right to list pods in NAMESPACE, and to list pods and
+get pods/proxy where the agents run, as role takt-node-view of the chart has it. Who may list the pods of all namespaces
+need not say where that is.
 
 Examples:
   kubectl takt
@@ -55,6 +56,7 @@ func run(ctx context.Context, args []string, out, errs io.Writer) int {
 	current := flags.String("context", "", "the context of the kubeconfig")
 	namespace := flags.String("n", "", "the namespace; that of the context if empty")
 	all := flags.Bool("A", false, "all namespaces")
+	agents := flags.String("agents", report.Agents, "the namespace where the agents run")
 	output := flags.String("o", "", "json; a table if empty")
 	flags.Usage = func() {
 		fmt.Fprint(flags.Output(), help)
@@ -77,7 +79,7 @@ func run(ctx context.Context, args []string, out, errs io.Writer) int {
 		return 2
 	}
 	config := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: *current})
-	pods, problems, err := ask(ctx, config, *namespace, *all)
+	pods, problems, err := ask(ctx, config, *namespace, *all, *agents)
 	if err != nil {
 		fmt.Fprintln(errs, "kubectl-takt:", err)
 		return 1
@@ -102,7 +104,7 @@ func run(ctx context.Context, args []string, out, errs io.Writer) int {
 	return 0
 }
 
-func ask(ctx context.Context, config clientcmd.ClientConfig, namespace string, all bool) ([]report.Pod, []string, error) {
+func ask(ctx context.Context, config clientcmd.ClientConfig, namespace string, all bool, agents string) ([]report.Pod, []string, error) {
 	rest, err := config.ClientConfig()
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot reach the API server: %w", err)
@@ -118,7 +120,7 @@ func ask(ctx context.Context, config clientcmd.ClientConfig, namespace string, a
 			return nil, nil, err
 		}
 	}
-	return report.Cluster(ctx, client, report.Ask(client), namespace)
+	return report.Cluster(ctx, client, report.Ask(client), namespace, agents)
 }
 
 // table is a line for each pod, and one below for each problem.

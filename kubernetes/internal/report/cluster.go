@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -19,6 +20,9 @@ import (
 
 // Selector finds the agents of a cluster.
 const Selector = "app.kubernetes.io/name=takt-node"
+
+// Agents is the namespace where they are looked for by those who may not list the pods of all.
+const Agents = "kube-system"
 
 // atOnce is how many agents are asked at a time.
 const atOnce = 16
@@ -38,18 +42,43 @@ type Pod struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// Cluster asks all agents, and returns the pods of a namespace (all: "") that are time-sensitive, attached, reserved or waiting for
-// gate time,
-// and what is wrong with agents.
-func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.Context, *corev1.Pod) (Node, error), namespace string) ([]Pod, []string, error) {
-	agents, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{LabelSelector: Selector})
-	if err != nil {
-		return nil, nil, fmt.Errorf("cannot list the agents: %w", err)
+// agents are those of all namespaces; of one for those who may list the pods of that one alone.
+func agents(ctx context.Context, client kubernetes.Interface, namespace string) (*corev1.PodList, error) {
+	selected := metav1.ListOptions{LabelSelector: Selector}
+	found, err := client.CoreV1().Pods("").List(ctx, selected)
+	if apierrors.IsForbidden(err) {
+		found, err = client.CoreV1().Pods(namespace).List(ctx, selected)
+		if err == nil && len(found.Items) == 0 {
+			err = fmt.Errorf("there are none in namespace %s: name the one where takt-node runs by -agents", namespace)
+		}
 	}
+	if apierrors.IsForbidden(err) {
+		err = fmt.Errorf("that needs the right to list pods in namespace %s, or in all: have role takt-node-view bound to you there, or name the namespace where takt-node runs by -agents: %w", namespace, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot list the agents: %w", err)
+	}
+	return found, nil
+}
+
+// Cluster asks the agents of the nodes that have pods of a namespace (all: ""), and returns those of them that are time-sensitive,
+// attached, reserved or waiting for gate time, and what is wrong with agents. They are looked for in the namespace at by those
+// who may not list the pods of all.
+func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.Context, *corev1.Pod) (Node, error), namespace, at string) ([]Pod, []string, error) {
 	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if apierrors.IsForbidden(err) && namespace == "" {
+		return nil, nil, fmt.Errorf("cannot list the pods: that needs the right to list pods in all namespaces: name one by -n: %w", err)
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot list the pods: %w", err)
 	}
+	agents, err := agents(ctx, client, at)
+	if err != nil {
+		return nil, nil, err
+	}
+	agents.Items = slices.DeleteFunc(agents.Items, func(agent corev1.Pod) bool {
+		return namespace != "" && !slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return pod.Spec.NodeName == agent.Spec.NodeName })
+	})
 	type answer struct {
 		Node
 		err error
@@ -242,6 +271,9 @@ func Ask(client kubernetes.Interface) func(context.Context, *corev1.Pod) (Node, 
 					continue
 				}
 				text, err := client.CoreV1().Pods(agent.Namespace).ProxyGet("http", agent.Name, strconv.Itoa(int(port.ContainerPort)), Path, nil).DoRaw(ctx)
+				if apierrors.IsForbidden(err) {
+					return Node{}, fmt.Errorf("that needs the right to get pods/proxy in namespace %s: have role takt-node-view bound to you there: %w", agent.Namespace, err)
+				}
 				if err != nil {
 					return Node{}, err
 				}

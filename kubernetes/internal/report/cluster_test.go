@@ -9,9 +9,12 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 )
 
 func pod(namespace, name, node string, annotations map[string]string) *corev1.Pod {
@@ -75,7 +78,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		}
 		return answer, nil
 	}
-	pods, problems, err := Cluster(context.Background(), client, ask, "default")
+	pods, problems, err := Cluster(context.Background(), client, ask, "default", Agents)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,8 +113,59 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 	if len(problems) != 2 || !strings.Contains(problems[0], "node three: taktd does not answer: connection refused") || !strings.Contains(problems[1], "kube-system/takt-node-2 does not answer: timed out") {
 		t.Errorf("problems %q", problems)
 	}
-	all, _, err := Cluster(context.Background(), client, ask, "")
+	all, _, err := Cluster(context.Background(), client, ask, "", Agents)
 	if err != nil || len(all) != len(pods)+1 || all[len(all)-1].Namespace != "other" {
 		t.Errorf("%v, %v", all, err)
+	}
+}
+
+// Who may do something in a namespace or two sees the pods of the one, by the agents in the other, and is told what right lacks.
+func TestWhoMayListPodsOfANamespaceSeesThem(t *testing.T) {
+	elsewhere := agent("takt-node-1", "one")
+	elsewhere.Namespace = "takt"
+	other := agent("takt-node-2", "two")
+	other.Namespace = "takt"
+	client := fake.NewClientset(elsewhere, other, pod("factory", "talker", "one", map[string]string{"takt.dev/time-sensitive": "true"}))
+	may := map[string]bool{}
+	client.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if may[action.GetNamespace()] {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no"))
+	})
+	asked := []string{}
+	ask := func(_ context.Context, agent *corev1.Pod) (Node, error) {
+		asked = append(asked, agent.Name)
+		return Node{Networks: &Networks{Attached: []Attached{{Namespace: "factory", Pod: "talker", Interface: "eth0", Programs: 1}}}}, nil
+	}
+	for _, tc := range []struct {
+		may           []string
+		namespace, at string
+		wrong         string
+	}{
+		{[]string{"factory"}, "", Agents, "list pods in all namespaces: name one by -n"},
+		{[]string{"factory"}, "factory", "takt", "list pods in namespace takt, or in all: have role takt-node-view bound to you there"},
+		{[]string{"factory", Agents}, "factory", Agents, "none in namespace kube-system: name the one where takt-node runs by -agents"},
+		{[]string{"factory", "takt"}, "factory", "takt", ""},
+		{[]string{"factory", ""}, "factory", Agents, ""},
+	} {
+		clear(may)
+		for _, namespace := range tc.may {
+			may[namespace] = true
+		}
+		pods, problems, err := Cluster(context.Background(), client, ask, tc.namespace, tc.at)
+		if tc.wrong != "" {
+			if err == nil || !strings.Contains(err.Error(), tc.wrong) {
+				t.Errorf("%+v: %v", tc, err)
+			}
+			continue
+		}
+		if err != nil || len(pods) != 1 || pods[0].Problem != "" || len(problems) > 0 {
+			t.Errorf("%+v: %v, %q, %v", tc, pods, problems, err)
+		}
+	}
+	// The agent of a node without such pods has nothing to say.
+	if want := []string{"takt-node-1", "takt-node-1"}; !slices.Equal(asked, want) {
+		t.Errorf("asked are %q", asked)
 	}
 }

@@ -328,6 +328,24 @@ func TestMonitoringIsWhatIsAskedFor(t *testing.T) {
 	}
 }
 
+// kubectl takt needs no more than to find the agents and to ask them, and nobody has that before it is bound.
+func TestARoleHasWhatTheCommandNeeds(t *testing.T) {
+	all := mustRender(t, cores(nil))
+	role := find[*rbacv1.Role](t, all, "takt-node-view")
+	want := []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list"}},
+		{APIGroups: []string{""}, Resources: []string{"pods/proxy"}, Verbs: []string{"get"}},
+	}
+	if role.Namespace != "takt-system" || !reflect.DeepEqual(role.Rules, want) {
+		t.Errorf("%s: %+v", role.Namespace, role.Rules)
+	}
+	for _, object := range all {
+		if binding, is := object.(*rbacv1.RoleBinding); is && binding.RoleRef.Name == role.Name {
+			t.Errorf("it is bound to %v", binding.Subjects)
+		}
+	}
+}
+
 func TestAgentsThatAreToUninstallBringNothing(t *testing.T) {
 	values := cores(nil)
 	values["network"], values["uninstall"] = map[string]any{"enabled": true}, true
