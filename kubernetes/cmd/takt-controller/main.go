@@ -53,8 +53,8 @@ func run(ctx context.Context, kubeconfig, namespace, identity string, lead time.
 	if namespace == "" || identity == "" {
 		return errors.New("no namespace or no identity: set -namespace and -identity, or POD_NAMESPACE and POD_NAME")
 	}
-	if lead < controller.MinLead || lead > time.Hour {
-		return fmt.Errorf("-lead %v is not from %v to 1h: write a longer controller.lead, or leave it out for %v", lead, controller.MinLead, controller.DefaultLead)
+	if lead < controller.MinLead || lead > controller.MaxLead {
+		return fmt.Errorf("-lead %v is not from %v to %v: write another controller.lead, or leave it out for %v", lead, controller.MinLead, controller.MaxLead, controller.DefaultLead)
 	}
 	rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {

@@ -25,6 +25,9 @@ const mostSchedules = 16
 // MinLead is the least lead: it leaves the nodes three seconds for their answers.
 const MinLead = 8 * time.Second
 
+// MaxLead is the longest: nobody means more.
+const MaxLead = time.Hour
+
 // lateMargin is how long before the instant all of so many nodes have to have answered: the rest is for writing to all of them
 // that it is committed, which takes 8 s for a thousand, and for them to see it.
 func lateMargin(nodes int) time.Duration {

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/cel-go/cel"
 	"helm.sh/helm/v3/pkg/chart/loader"
@@ -42,6 +43,7 @@ import (
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/controller"
 	"github.com/takt-dev/takt/kubernetes/internal/node"
 )
 
@@ -557,6 +559,26 @@ func TestValuesThatMeanNothingAreRefused(t *testing.T) {
 	} {
 		if _, err := render(t, values); err == nil {
 			t.Errorf("%v was rendered", values)
+		}
+	}
+}
+
+// What the chart takes for the lead the controller takes, and no other.
+func TestALeadIsOneThatTheControllerTakes(t *testing.T) {
+	for lead, taken := range map[string]bool{
+		"3s": false, "7s": false, "8s": true, "10s": true, "99s": true, "100s": true, "2999s": true, "3599s": true, "3600s": true, "3601s": false, "9999s": false,
+		"7999ms": false, "8000ms": true, "12500ms": true, "3599999ms": true, "3600000ms": true, "3600001ms": false, "8ms": false,
+		"0m": false, "1m": true, "60m": true, "61m": false, "08s": false, "8": false, "": false,
+	} {
+		values := both()
+		values["network"] = map[string]any{"enabled": true, "objects": true}
+		values["controller"] = map[string]any{"lead": lead}
+		if _, err := render(t, values); (err == nil) != taken {
+			t.Errorf("lead %q: %v", lead, err)
+		}
+		parsed, err := time.ParseDuration(lead)
+		if takes := err == nil && lead != "08s" && parsed >= controller.MinLead && parsed <= controller.MaxLead; takes != taken {
+			t.Errorf("the controller takes %q: %v", lead, takes)
 		}
 	}
 }
