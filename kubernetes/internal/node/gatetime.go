@@ -527,7 +527,7 @@ func (g *gateTimes) refused(c *gateClaim, err error) error {
 		what = append(what, fmt.Sprintf("%s in class %d", &request.Parameters, request.class()))
 	}
 	return refuse(codeGateTime, "network %q of this node has no gate time for %s: %s; or delete the pod to have it placed again",
-		c.network(), strings.Join(what, " and "), status.Convert(err).Message())
+		c.network(), strings.Join(what, " and "), quote.Plain(err))
 }
 
 // permitted says whether the pod's namespace may use the classes, as the network's TaktNetwork has it.
@@ -1010,7 +1010,7 @@ func (g *gateTimes) told(c *gateClaim) (found []report.GateTime) {
 		p := &request.Parameters
 		one := report.GateTime{Claim: c.Name, Request: request.Name, Class: request.class(), Frames: p.Frames(), Frame: p.LargestFrame(), Period: p.Period.String()}
 		if why != nil {
-			one.Problem = quote.Text(why.Error())
+			one.Problem = quote.Text(quote.Plain(why))
 		}
 		found = append(found, one)
 	}

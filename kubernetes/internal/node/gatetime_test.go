@@ -399,6 +399,11 @@ func TestClaimedStreamsAreThePodsWhenItIsAttachedAndKeepTheirPlace(t *testing.T)
 	if _, err := g.created("talker", env...); err == nil || !strings.Contains(err.Error(), codeGateTime) || !strings.Contains(err.Error(), "none of the listener's `classes`") {
 		t.Errorf("in a class that it has not: %v", err)
 	}
+	for _, told := range g.events.of("talker", reasonNetwork) {
+		if strings.Contains(told, "rpc error") {
+			t.Errorf("told %q", told)
+		}
+	}
 	g.at(claim, "")
 	socket = g.attachTo("talker", "pods", 7, 0, 5)
 	for range 2 {

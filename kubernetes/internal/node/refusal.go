@@ -70,7 +70,7 @@ func coded(err error) (code, sentence string) {
 	var r refusal
 	switch {
 	case errors.As(err, &r):
-		return r.code, strings.Replace(err.Error(), r.code+": ", "", 1)
+		return r.code, strings.Replace(quote.Plain(err), r.code+": ", "", 1)
 	case errors.Is(err, enforce.ErrGone):
 		code = codeGone
 	case errors.Is(err, enforce.ErrRestless):
@@ -88,7 +88,7 @@ func coded(err error) (code, sentence string) {
 	default:
 		code = codeKernel
 	}
-	return code, err.Error()
+	return code, quote.Plain(err)
 }
 
 // tell tells the users of a pod what was refused or lost: code, what it is of, and the sentence.

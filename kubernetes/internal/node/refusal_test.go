@@ -8,6 +8,9 @@ import (
 	"syscall"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 )
@@ -16,6 +19,7 @@ func TestEveryErrorIsToldWithACodeOnceAndFirst(t *testing.T) {
 	kernel := func(err error) error { return fmt.Errorf("%w of 2ms: %w: what helps", enforce.ErrRefused, err) }
 	word := regexp.MustCompile(`^[A-Z][A-Za-z]+$`)
 	for want, err := range map[string]error{
+		codeGateTime:     errors.Join(refuse(codeGateTime, "no place: %w", errors.Join(status.Error(codes.FailedPrecondition, "the gate is closed"), nil))),
 		codeBandwidth:    refuse(codeBandwidth, "CPU 0 is full"),
 		codeUnused:       fmt.Errorf("claim x: %w", refuse(codeUnused, "nobody names it")),
 		codeKernelBusy:   kernel(syscall.EBUSY),
@@ -28,7 +32,7 @@ func TestEveryErrorIsToldWithACodeOnceAndFirst(t *testing.T) {
 		codeAgent:        errors.New("cannot reach the API server"),
 	} {
 		code, sentence := coded(err)
-		if code != want || !word.MatchString(code) || strings.Contains(sentence, code) || sentence == "" {
+		if code != want || !word.MatchString(code) || strings.Contains(sentence, code) || strings.Contains(sentence, "rpc error") || sentence == "" {
 			t.Errorf("%v is told as %q %q", err, code, sentence)
 		}
 		if message := denied(reasonRefused, err).message; !strings.HasPrefix(message, code+": ") {

@@ -14,6 +14,7 @@ import (
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 	"github.com/takt-dev/takt/kubernetes/internal/cni"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 	"github.com/takt-dev/takt/kubernetes/internal/report"
 )
 
@@ -32,7 +33,7 @@ func (n *Node) podsNow(ctx context.Context) report.Node {
 		attached, sockets, err := n.attached(ctx)
 		told.Networks = &report.Networks{Attached: attached, Waiting: n.gates.waiting(sockets)}
 		if err != nil {
-			told.Networks.Problem = err.Error()
+			told.Networks.Problem = quote.Text(quote.Plain(err))
 		}
 	}
 	return told

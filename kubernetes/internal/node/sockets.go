@@ -58,7 +58,7 @@ func (n *Node) serveGate(ctx context.Context, listener *net.UnixListener) {
 			defer conn.Close()
 			answer := gate.Answer{}
 			if err := n.passGate(ctx, conn); err != nil {
-				answer.Error = quote.Text(err.Error())
+				answer.Error = quote.Text(quote.Plain(err))
 			}
 			// A gate that has gone away has failed already, and the container with it.
 			_ = json.NewEncoder(conn).Encode(answer)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"google.golang.org/grpc/status"
 )
 
 const (
@@ -36,7 +38,27 @@ func Shorten(text string, most int) string {
 	return strings.ToValidUTF8(text[:most-len(more)], "") + more
 }
 
-// Error is an error whose text is bounded as that of Text; nil of nil.
+// Plain is the text of an error without what gRPC puts before a status of its, wherever in the error that is.
+func Plain(err error) string {
+	var inner []error
+	switch of := err.(type) {
+	case interface{ GRPCStatus() *status.Status }:
+		return of.GRPCStatus().Message()
+	case interface{ Unwrap() error }:
+		inner = []error{of.Unwrap()}
+	case interface{ Unwrap() []error }:
+		inner = of.Unwrap()
+	}
+	text := err.Error()
+	for _, one := range inner {
+		if one != nil {
+			text = strings.Replace(text, one.Error(), Plain(one), 1)
+		}
+	}
+	return text
+}
+
+// Error is an error whose text is Plain, and bounded as that of Text; nil of nil.
 func Error(err error) error {
 	if err == nil {
 		return nil
@@ -46,5 +68,5 @@ func Error(err error) error {
 
 type bounded struct{ error }
 
-func (b bounded) Error() string { return Text(b.error.Error()) }
+func (b bounded) Error() string { return Text(Plain(b.error)) }
 func (b bounded) Unwrap() error { return b.error }

@@ -2,10 +2,14 @@ package quote
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 func TestWhatOthersHaveWrittenIsSaidAgainInBounds(t *testing.T) {
@@ -27,6 +31,16 @@ func TestWhatOthersHaveWrittenIsSaidAgainInBounds(t *testing.T) {
 	for _, text := range []string{strings.Repeat("é", 600), "x" + strings.Repeat("é", 600)} {
 		if is := Text(text); len(is) > 1024 || len(is) < 1000 || !utf8.ValidString(is) || !strings.HasSuffix(is, "…") || Text(is) != is {
 			t.Errorf("%d bytes are %d: %q", len(text), len(is), is)
+		}
+	}
+	refused := status.Error(codes.FailedPrecondition, "the gate is closed")
+	for want, err := range map[string]error{
+		"the gate is closed":                         errors.Join(refused, nil),
+		"first: the gate is closed\nEOF: then":       errors.Join(fmt.Errorf("first: %w", refused), fmt.Errorf("%w: then", io.EOF)),
+		"the gate is closed and the gate is closed.": fmt.Errorf("%w and %w.", refused, refused),
+	} {
+		if is := Plain(err); is != want || Error(err).Error() != want {
+			t.Errorf("%v is told as %q", err, is)
 		}
 	}
 	if Error(nil) != nil || !errors.Is(Error(io.EOF), io.EOF) || Error(errors.New(strings.Repeat("a", 2000))).Error() != Text(strings.Repeat("a", 2000)) {
