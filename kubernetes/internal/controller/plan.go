@@ -167,7 +167,9 @@ func conditions(had []metav1.Condition, now time.Time, set ...metav1.Condition) 
 
 func (p *Plan) tell(about runtime.Object, changed []metav1.Condition) {
 	for _, condition := range changed {
-		p.Events = append(p.Events, Event{About: about, Warning: condition.Status == metav1.ConditionFalse, Reason: condition.Reason, Message: condition.Message})
+		// What goes on is nothing to be warned of.
+		warning := condition.Status == metav1.ConditionFalse && condition.Reason != network.Installing
+		p.Events = append(p.Events, Event{About: about, Warning: warning, Reason: condition.Reason, Message: condition.Message})
 	}
 }
 

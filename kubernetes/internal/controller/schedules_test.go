@@ -281,3 +281,17 @@ func TestASchedulesTargetsTakeNobodysLink(t *testing.T) {
 		w.next()
 	}
 }
+
+func TestAScheduleThatIsBeingInstalledIsNothingToBeWarnedOf(t *testing.T) {
+	w := worldOf("node-1")
+	w.Schedules = []*network.GateSchedule{scheduleOf("line", 0, "node-1")}
+	told := map[string]bool{}
+	for range 3 {
+		for _, event := range w.next().Events {
+			told[fmt.Sprint(event.Warning, " ", event.Reason)] = true
+		}
+	}
+	if !told["false "+network.Installing] || told["true "+network.Installing] || !told["false "+network.Installed] {
+		t.Errorf("told %v", told)
+	}
+}
