@@ -50,6 +50,10 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 	accepted, carriers := map[string]*network.TaktNetwork{}, map[string]string{}
 	refused, refusedFor := map[string]string{}, map[string]string{}
 	for _, one := range nets {
+		if problem := selectorProblem(one.Spec.NodeSelector); problem != "" {
+			refusedFor[one.Name], refused[one.Name] = "Invalid", problem
+			continue
+		}
 		key := ""
 		switch spec := &one.Spec; {
 		case spec.VNI != nil:

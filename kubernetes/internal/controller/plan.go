@@ -139,6 +139,15 @@ func (w *World) selects(selector *metav1.LabelSelector, name string) bool {
 	return err == nil && parsed.Matches(labels.Set(node.Labels))
 }
 
+// selectorProblem says what is wrong with a selector of nodes: the API server takes any operator, and one that cannot be read
+// selects nothing.
+func selectorProblem(selector *metav1.LabelSelector) string {
+	if _, err := metav1.LabelSelectorAsSelector(selector); err != nil {
+		return fmt.Sprintf("nodeSelector cannot be read: %v: write operator In or NotIn with values, Exists or DoesNotExist without, and labels as nodes may have them", err)
+	}
+	return ""
+}
+
 // older orders objects by their age.
 func older(a, b metav1.Object) int {
 	at, bt := a.GetCreationTimestamp(), b.GetCreationTimestamp()

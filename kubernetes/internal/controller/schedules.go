@@ -126,6 +126,9 @@ func (r *rollout) choose() (reason, message string) {
 	if _, err := spec.BaseNanoseconds(); err != nil {
 		return "Invalid", err.Error()
 	}
+	if problem := selectorProblem(spec.NodeSelector); problem != "" {
+		return "Invalid", problem
+	}
 	if spec.Network != "" && !slices.ContainsFunc(r.w.Networks, func(n *network.TaktNetwork) bool { return n.Name == spec.Network }) {
 		return "UnknownNetwork", fmt.Sprintf("there is no TaktNetwork %s: create it, or name another one", spec.Network)
 	}

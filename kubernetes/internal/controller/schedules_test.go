@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -293,5 +294,28 @@ func TestAScheduleThatIsBeingInstalledIsNothingToBeWarnedOf(t *testing.T) {
 	}
 	if !told["false "+network.Installing] || told["true "+network.Installing] || !told["false "+network.Installed] {
 		t.Errorf("told %v", told)
+	}
+}
+
+// The API server takes any operator.
+func TestASelectorThatCannotBeReadIsNamed(t *testing.T) {
+	w := worldOf("node-1")
+	selector := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "name", Operator: "Foo", Values: []string{"node-1"}}}}
+	schedule := scheduleOf("line", 0, "node-1")
+	schedule.Spec.NodeSelector = selector
+	w.Schedules = []*network.GateSchedule{schedule}
+	w.Networks = []*network.TaktNetwork{{ObjectMeta: metav1.ObjectMeta{Name: "pods"}, Spec: network.TaktNetworkSpec{NodeSelector: selector}}}
+	p := w.Make()
+	for what, all := range map[string][]metav1.Condition{"schedule": p.Schedules["line"].Conditions, "network": p.Networks["pods"].Conditions} {
+		is := meta.FindStatusCondition(all, network.Accepted)
+		if is == nil || is.Status != metav1.ConditionFalse || is.Reason != "Invalid" || !strings.Contains(is.Message, `"Foo" is not a valid label selector operator`) || !strings.Contains(is.Message, "write operator In") {
+			t.Errorf("%s: %+v", what, is)
+		}
+	}
+	if len(p.Events) != 2 || !p.Events[0].Warning {
+		t.Errorf("told %+v", p.Events)
+	}
+	if len(p.Specs["node-1"].Networks)+len(p.Specs["node-1"].Schedules) > 0 {
+		t.Errorf("assigned %+v", p.Specs["node-1"])
 	}
 }
