@@ -92,6 +92,7 @@ type Access struct {
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=63
+	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Namespaces []string `json:"namespaces,omitempty"`
 	// Classes are the traffic classes that they may use; none: those that takt-cni's configuration gives.
 	// +optional
