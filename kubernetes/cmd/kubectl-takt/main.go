@@ -177,9 +177,17 @@ func table(out io.Writer, pods []report.Pod) error {
 			attached = fmt.Sprint(programs)
 		}
 		fmt.Fprintf(to, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", pod.Namespace, pod.Pod, or(pod.Node), or(strings.Join(networks, ", ")), attached,
-			or(strings.Join(veths, ", ")), launched(launches, refused), or(strings.Join(around, ", ")), or(strings.Join(schedules, ", ")), or(strings.Join(reserved, ", ")), or(strings.Join(gates, ", ")), or(pod.Problem, "ok"))
+			or(strings.Join(veths, ", ")), launched(launches, refused), or(strings.Join(around, ", ")), or(strings.Join(schedules, ", ")), or(strings.Join(reserved, ", ")), or(strings.Join(gates, ", ")), or(pod.Problem, ok(pod.Note)))
 	}
 	return to.Flush()
+}
+
+// ok is the state of a pod that has no problem, and maybe a note.
+func ok(note string) string {
+	if note != "" {
+		return "ok (" + note + ")"
+	}
+	return "ok"
 }
 
 // schedule says on which link a gate schedule is, with its cycle, and whether it runs.

@@ -38,6 +38,8 @@ type Pod struct {
 	// Waiting are claims for gate time that it has nowhere.
 	Waiting  []Waiting  `json:"waiting,omitempty"`
 	Reserved []Reserved `json:"reserved,omitempty"`
+	// Note is what it may lack, if it launches anything: nobody knows whether it does.
+	Note string `json:"note,omitempty"`
 	// Problem is what keeps it from what it asks for; empty: nothing is known of any.
 	Problem string `json:"problem,omitempty"`
 }
@@ -143,6 +145,10 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 		}
 		if one.TimeSensitive {
 			one.Problem = lacks(&pod, &one, node, silent[pod.Spec.NodeName])
+			if !ended(&pod) && one.Problem == "" && !slices.ContainsFunc(one.Attached, takes) {
+				// By its own word at the preload alone: one that only receives never attaches.
+				one.Note = unattached
+			}
 		} else if !ended(&pod) {
 			one.Problem = cmp.Or(ungated(&one), unsent(&one))
 		}
@@ -193,6 +199,9 @@ func ungated(one *Pod) string {
 	return ""
 }
 
+// unattached is what a pod lacks whose launch times nobody takes, unless it has none.
+const unattached = "no program of it has attached: is it dynamically linked, and does it ask for launch times (SO_TXTIME)?"
+
 // lacks is what keeps a time-sensitive pod from launch times.
 func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 	switch {
@@ -223,8 +232,9 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 	switch {
 	case ungated(one) != "":
 		return ungated(one)
-	case !slices.ContainsFunc(one.Attached, func(a Attached) bool { return a.Programs > 0 || a.Veth != nil && a.Veth.Taking }):
-		return "no program of it has attached: is it dynamically linked, and does it ask for launch times (SO_TXTIME)?"
+	case pod.Annotations["takt.dev/path"] == "preload":
+	case !slices.ContainsFunc(one.Attached, takes):
+		return unattached
 	}
 	return unsent(one)
 }
@@ -236,6 +246,9 @@ var refusals = []struct{ why, says string }{
 	{RefusedSize, "longer than the claim's bytes: claim as many as are sent"},
 	{RefusedExcess, "more than the claim has in a period: claim as many as are sent"},
 }
+
+// takes says whether launch times are taken of what a pod sends by an interface.
+func takes(a Attached) bool { return a.Programs > 0 || a.Veth != nil && a.Veth.Taking }
 
 // unsent is what keeps what a pod launches from leaving, where that is most of it; empty: nothing does.
 func unsent(one *Pod) string {

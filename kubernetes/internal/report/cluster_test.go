@@ -38,6 +38,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 	objects := []runtime.Object{
 		agent("takt-node-1", "one"), agent("takt-node-2", "two"), agent("takt-node-3", "three"), agent("reservations-4", "four"), agent("networks-4", "four"),
 		agent("cpu-only", "seven"),
+		pod("default", "receives", "one", map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/path": "preload"}),
 		pod("default", "misses-all", "one", sensitive), pod("default", "misses-some", "one", sensitive), pod("default", "undeclared", "one", sensitive), pod("default", "untimely", "one", nil),
 		pod("default", "talker", "one", sensitive), pod("default", "idle", "one", sensitive), pod("default", "left-out", "one", sensitive), pod("default", "halfway", "one", map[string]string{"takt.dev/preload.main": "required"}),
 		pod("default", "by-veth", "one", map[string]string{"takt.dev/path": "veth"}), pod("default", "no-preload", "one", map[string]string{"takt.dev/preload": "off"}),
@@ -52,6 +53,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 	answers := map[string]Node{
 		"takt-node-1": {Networks: &Networks{Attached: []Attached{
 			{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: 1}, {Namespace: "default", Pod: "idle", Interface: "eth0", Network: "pods"},
+			{Namespace: "default", Pod: "receives", Interface: "eth0", Network: "pods"},
 			{Namespace: "default", Pod: "misses-all", Interface: "eth0", Classes: []uint32{0}, Programs: 1, Launches: Launches{Missed: 300}},
 			{Namespace: "default", Pod: "misses-some", Interface: "eth0", Classes: []uint32{0}, Programs: 1, Launches: Launches{Left: 300, Missed: 7}, Refused: 7, RefusedBy: map[string]uint64{RefusedWindow: 7}},
 			{Namespace: "default", Pod: "undeclared", Interface: "eth0", Classes: []uint32{0, 5}, Programs: 1, Launches: Launches{Left: 1, Missed: 300}, Refused: 300, RefusedBy: map[string]uint64{RefusedUndeclared: 300}},
@@ -92,11 +94,16 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		"lost 1 0 claim gates has lost its gate time",
 		"misses-all 1 0 eth0 (classes [0])", "misses-some 1 0 ",
 		"no-agent 0 0 its node has no takt-node", "no-networks 0 0 the agent of its node serves no networks", "no-taktd 0 0 taktd of its node does not answer",
-		"nowhere 0 0 not placed yet", "refused 0 0 claim gates has no gate time", "reserved 0 1 ", "silent 0 0 the agent of its node does not answer", "static 1 0 ", "talker 1 0 ",
+		"nowhere 0 0 not placed yet", "receives 1 0 ", "refused 0 0 claim gates has no gate time", "reserved 0 1 ", "silent 0 0 the agent of its node does not answer", "static 1 0 ", "talker 1 0 ",
 		"undeclared 1 0 eth0 (classes [0 5])", "unheard 1 0 launch times are not taken at veth2, the veth of eth0", "untimely 1 0 net1 (classes [5])", "waits 0 0 claim gates has no gate time",
 	}
 	if !slices.Equal(shown, want) {
 		t.Errorf("shown are %q and not %q", shown, want)
+	}
+	for _, pod := range pods {
+		if noted := pod.Note != ""; noted != (pod.Pod == "receives") {
+			t.Errorf("%s has note %q", pod.Pod, pod.Note)
+		}
 	}
 	for name, want := range map[string][]string{
 		"misses-all": {"300 of 300 launches missed", "another class", "takt status on its node"},
