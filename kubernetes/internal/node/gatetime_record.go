@@ -20,6 +20,7 @@ import (
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 // gateClaim is a prepared claim for gate time. As a Record it lives in the claim's CDI file.
@@ -300,7 +301,7 @@ func gateMarks(ctr *api.Container) (claims []types.UID, err error) {
 		}
 		uid, _, err := parseKey(value)
 		if err != nil {
-			return nil, err
+			return nil, refuse(codeNotPrepared, "variable %s: %w: variables %s* are set by this agent alone, leave them out of the container", quote.Value(name), err, gateVariable)
 		}
 		claims = append(claims, uid)
 	}

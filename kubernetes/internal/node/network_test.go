@@ -515,9 +515,9 @@ func TestWhatAPodSaysIsToldInBounds(t *testing.T) {
 		"class":           {"takt.dev/class", "", "write a traffic class from 0 to 7", reasonNetwork},
 		"other-traffic":   {"takt.dev/other-traffic", "", `write "kernel" or "runtime"`, reasonNetwork},
 		"interface":       {"takt.dev/interface", "", "a network has attached eth0: write one of these", reasonNetwork},
-		"gate-time":       {"", gateVariable + "X=", "is not a reservation", reasonNetwork},
+		"gate-time":       {"", gateVariable + "X=", "leave them out of the container", reasonNetwork},
 		"claim-of-gates":  {"", gateVariable + "X=a/", "is not prepared on this node", reasonNetwork},
-		"reservation":     {"", grantVariable + "X=", "is not a reservation", reasonRefused},
+		"reservation":     {"", grantVariable + "X=", "leave them out of the container", reasonRefused},
 		"claim-of-a-core": {"", grantVariable + "X=a/", "is not prepared on this node", reasonRefused},
 	}
 	for name, tc := range cases {
@@ -537,7 +537,7 @@ func TestWhatAPodSaysIsToldInBounds(t *testing.T) {
 		if err == nil || len(err.Error()) > 1500 || !strings.Contains(err.Error(), tc.remedy) {
 			t.Errorf("%s: the runtime is told %.2000v", name, err)
 		}
-		if told := s.events.of(name, tc.reason); len(told) != 1 || len(told[0]) > 1024 || !strings.Contains(told[0], tc.remedy) {
+		if told := s.events.of(name, tc.reason); len(told) != 1 || len(told[0]) > 1024 || strings.HasPrefix(told[0], codeAgent) || !strings.Contains(told[0], tc.remedy) {
 			t.Errorf("%s: the pod is told %.2000q", name, told)
 		}
 	}

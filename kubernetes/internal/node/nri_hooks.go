@@ -348,7 +348,7 @@ func (n *Node) admit(ctx context.Context, pod Pod, ctr *api.Container, creating 
 	for _, mark := range marks(ctr) {
 		uid, request, err := parseKey(mark)
 		if err != nil {
-			return nil, err
+			return nil, refuse(codeNotPrepared, "%w: variables %s* are set by this agent alone, leave them out of the container", err, grantVariable)
 		}
 		if err := n.belongs(ctx, pod, uid); err != nil {
 			return nil, err
