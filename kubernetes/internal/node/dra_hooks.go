@@ -32,7 +32,7 @@ func (n *Node) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.
 		if err != nil {
 			err = quote.Error(err)
 			klog.FromContext(ctx).Error(err, "Refused a claim", "claim", klog.KObj(claim))
-			n.metrics.failed(atPrepare)
+			n.metrics.refused(atPrepare, err)
 			for _, pod := range record.Pods {
 				n.tell(pod, reasonRefused, "reservation "+claim.Name, err)
 			}

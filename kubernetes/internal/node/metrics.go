@@ -31,6 +31,7 @@ type metrics struct {
 	hooks    *prometheus.HistogramVec
 	enforce  prometheus.Histogram
 	failures *prometheus.CounterVec
+	refusals *prometheus.CounterVec
 	skipped  prometheus.Counter
 }
 
@@ -97,6 +98,22 @@ var places = []place{atAsk, atCreate, atEnforce, atLost, atNri, atPrepare, atPub
 
 func (m *metrics) failed(at place) { m.failures.WithLabelValues(string(at)).Inc() }
 
+// ofTheNode are codes of what an administrator has to mend: all others are of what somebody asks for that is not to be had.
+var ofTheNode = []string{
+	codeUnkept, codeNotOffered, codeWithout, codeNoNetwork, codeNoPreload, codeNoLibrary, codeNoVeth, codeNoAnswer, codeNoSeccomp,
+	codeKernelBusy, codeNotPermitted, codeKernelLimits, codeKernel, codeAgent,
+}
+
+// refused counts a pod or a claim that is refused: as a failure where that is the node's.
+func (m *metrics) refused(at place, err error) {
+	code, _ := coded(err)
+	if slices.Contains(ofTheNode, code) {
+		m.failed(at)
+		return
+	}
+	m.refusals.WithLabelValues(string(at), code).Inc()
+}
+
 func newMetrics(n *Node) *metrics {
 	buckets := prometheus.ExponentialBuckets(0.0001, 2, 16)
 	histogram := func(name, help string) prometheus.Histogram {
@@ -114,6 +131,9 @@ func newMetrics(n *Node) *metrics {
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "takt_node_failures_total", Help: "What went wrong, by where.",
 		}, []string{"where"}),
+		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "takt_node_refusals_total", Help: "Containers and claims that were refused for what they ask for, each time that it is tried, by where and code.",
+		}, []string{"where", "code"}),
 		skipped: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "takt_node_scans_skipped_total", Help: "How often a container was not looked at when it was time, because the scan before had not ended.",
 		}),
@@ -121,7 +141,7 @@ func newMetrics(n *Node) *metrics {
 	for _, at := range places {
 		m.failures.WithLabelValues(string(at))
 	}
-	m.registry.MustRegister(m.prepare, m.release, m.hooks, m.enforce, m.failures, m.skipped, m)
+	m.registry.MustRegister(m.prepare, m.release, m.hooks, m.enforce, m.failures, m.refusals, m.skipped, m)
 	return m
 }
 

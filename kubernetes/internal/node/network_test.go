@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -548,4 +550,45 @@ func TestWhatAPodSaysIsToldInBounds(t *testing.T) {
 	if said := denied("Any", errors.New(long)).message; len(said) > 1024 {
 		t.Errorf("a condition is of %d bytes", len(said))
 	}
+}
+
+// What a tenant writes wakes no administrator; what the node lacks does.
+func TestWhatAPodAsksForInVainIsNoFailureOfTheNode(t *testing.T) {
+	s := newSite(t)
+	s.stop()
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library(), Path: PathPreload}
+	if err := s.config.Network.validate(); err != nil {
+		t.Fatal(err)
+	}
+	s.startAgent()
+	if err := os.MkdirAll(filepath.Join(s.config.Network.Sockets, "pod/eth0"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	create := func(name, value string) {
+		t.Helper()
+		_, err := s.runtime.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{
+			Pod:       &api.PodSandbox{Id: "pod", Namespace: "default", Name: name, Uid: name, Annotations: map[string]string{"takt.dev/time-sensitive": value}},
+			Container: &api.Container{Id: name, PodSandboxId: "pod", Name: "main"},
+		})
+		if err == nil {
+			t.Errorf("%s is not refused", name)
+		}
+	}
+	counted := func(lines ...string) {
+		t.Helper()
+		page := httptest.NewRecorder()
+		s.agent.metrics.handler().ServeHTTP(page, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		for _, line := range lines {
+			if !strings.Contains(page.Body.String(), "\n"+line+"\n") {
+				t.Errorf("%s is not counted", line)
+			}
+		}
+	}
+	create("by-another-word", "yes")
+	counted(`takt_node_failures_total{where="create"} 0`, `takt_node_refusals_total{code="InvalidAnnotation",where="create"} 1`)
+	if err := os.RemoveAll(s.config.Network.Preload); err != nil {
+		t.Fatal(err)
+	}
+	create("without-its-preload", "true")
+	counted(`takt_node_failures_total{where="create"} 1`, `takt_node_refusals_total{code="InvalidAnnotation",where="create"} 1`)
 }

@@ -224,7 +224,7 @@ func (d *networks) PrepareResourceClaims(ctx context.Context, claims []*resource
 		if err != nil {
 			err = quote.Error(err)
 			klog.FromContext(ctx).Error(err, "Refused a claim", "claim", klog.KObj(claim))
-			d.n.metrics.failed(atPrepare)
+			d.n.metrics.refused(atPrepare, err)
 			reason := reasonNetwork
 			if timed != nil {
 				reason = reasonGateRefused

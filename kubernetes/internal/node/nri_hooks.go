@@ -274,7 +274,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 	defer cancel()
 	if err := n.connect(within, sandbox, ctr, adjustment); err != nil {
 		err = inTime(within, err)
-		n.metrics.failed(atCreate)
+		n.metrics.refused(atCreate, err)
 		n.tell(pod, reasonNetwork, "container "+ctr.GetName(), err)
 		return nil, nil, err
 	}
@@ -284,7 +284,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 	}
 	c, err := n.admit(within, pod, ctr, true)
 	if err != nil {
-		n.metrics.failed(atCreate)
+		n.metrics.refused(atCreate, err)
 		n.tell(pod, reasonRefused, "container "+ctr.GetName(), err)
 		return nil, nil, err
 	}
@@ -301,7 +301,7 @@ func (p *nriPlugin) CreateContainer(ctx context.Context, sandbox *api.PodSandbox
 		if strings.Contains(path, ":") {
 			err := refuse(codeUnsupported, "the container runtime has systemd make its cgroups (%s), and backend %s places containers itself: use the driver cgroupfs on this node, or backend %s",
 				path, n.backend.Name(), enforce.DeadlineName)
-			n.metrics.failed(atCreate)
+			n.metrics.refused(atCreate, err)
 			n.tell(pod, reasonRefused, "container "+ctr.GetName(), err)
 			return nil, nil, err
 		}
