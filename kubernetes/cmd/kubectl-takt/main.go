@@ -32,8 +32,8 @@ const more = `
 Exit status: 0; 1 if the cluster cannot be asked; 2 for a mistake in the command; 3 if a time-sensitive pod does not get
 what it asks for, or an agent does not answer.
 
-It asks the agents (takt-node) through the API server: that needs the right to list pods in NAMESPACE, and to list pods and
-get pods/proxy where the agents run, as role takt-node-view of the chart has it. Who may list the pods of all namespaces
+It asks the agents (takt-node) through the API server: that needs the right to list pods in NAMESPACE, and where the agents
+run to list pods, to get pods/proxy and to create serviceaccounts/token, as role takt-node-view of the chart has it. Who may list the pods of all namespaces
 need not say where that is.
 
 Examples:

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -12,8 +13,10 @@ import (
 	"strings"
 	"testing"
 
+	authentication "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/takt-dev/takt/kubernetes/internal/report"
 )
@@ -23,7 +26,7 @@ func api(t *testing.T, programs uint32) (kubeconfig string) {
 	t.Helper()
 	agent := corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "takt-node-x", Labels: map[string]string{"app.kubernetes.io/name": "takt-node"}},
-		Spec:       corev1.PodSpec{NodeName: "one", Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9464}}}}},
+		Spec:       corev1.PodSpec{NodeName: "one", ServiceAccountName: "takt-node", Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9464}}}}},
 	}
 	talker := corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "talker", Annotations: map[string]string{"takt.dev/time-sensitive": "true"}},
@@ -44,7 +47,22 @@ func api(t *testing.T, programs uint32) (kubeconfig string) {
 			answer(w, list(agent))
 		case "/api/v1/namespaces/default/pods":
 			answer(w, list(talker))
+		case "/api/v1/namespaces/kube-system/serviceaccounts/takt-node-view/token":
+			var asked authentication.TokenRequest
+			body, err := io.ReadAll(r.Body)
+			if err == nil {
+				_, _, err = scheme.Codecs.UniversalDeserializer().Decode(body, nil, &asked)
+			}
+			if err != nil || r.Method != http.MethodPost || !slices.Equal(asked.Spec.Audiences, []string{"takt-node"}) {
+				t.Errorf("%v, %s %+v", err, r.Method, asked)
+			}
+			asked.TypeMeta = metav1.TypeMeta{Kind: "TokenRequest", APIVersion: "authentication.k8s.io/v1"}
+			asked.Status.Token = "shown"
+			answer(w, asked)
 		case "/api/v1/namespaces/kube-system/pods/http:takt-node-x:9464/proxy/pods":
+			if r.Header.Get("Takt-Token") != "shown" {
+				t.Errorf("the agent is shown %q", r.Header)
+			}
 			answer(w, report.Node{
 				Node: "one",
 				Networks: &report.Networks{Attached: []report.Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: programs, Veth: veths[programs], Launches: launches[programs], RefusedBy: refused[programs], Around: map[string]uint64{"no-route": 3},

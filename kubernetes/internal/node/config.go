@@ -61,6 +61,8 @@ type Config struct {
 	Gate string `json:"gate,omitempty"`
 	// Listen is the address of metrics and health; none if empty.
 	Listen string `json:"listen,omitempty"`
+	// Viewer is the user who may see there, by a token, what the agent says of pods; nobody if empty.
+	Viewer string `json:"viewer,omitempty"`
 	// Network gives containers of pods in a network of Takt their runtime; none if absent.
 	Network *NetworkConfig `json:"network,omitempty"`
 }

@@ -157,9 +157,13 @@ func TestTheAgentTellsOfAttachedAndReservedPods(t *testing.T) {
 	if err := s.config.Network.validate(); err != nil {
 		t.Fatal(err)
 	}
+	s.config.Viewer = viewer
+	reviewing(s.client)
 	ask := func() report.Node {
 		answer := httptest.NewRecorder()
-		s.agent.serveReport(answer, httptest.NewRequest("GET", report.Path, nil))
+		asked := httptest.NewRequest("GET", report.Path, nil)
+		asked.Header.Set(report.TokenHeader, "viewer")
+		s.agent.serveReport(answer, asked)
 		var told report.Node
 		if err := json.Unmarshal(answer.Body.Bytes(), &told); err != nil {
 			t.Fatal(err)

@@ -56,6 +56,7 @@ type Node struct {
 	records records
 	metrics *metrics
 	status  *statusWriter
+	viewers *viewers
 	// cluster is the node's part in the cluster's networks; nil if it has none.
 	cluster *member
 	// veths and gates are nil without networks.
@@ -123,6 +124,7 @@ func New(name string, config Config, client kubernetes.Interface, events recorde
 	}
 	n.metrics = newMetrics(n)
 	n.status = newStatusWriter(client, n)
+	n.viewers = newViewers(n)
 	return n, nil
 }
 

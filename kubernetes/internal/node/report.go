@@ -20,6 +20,10 @@ import (
 
 // serveReport answers report.Path.
 func (n *Node) serveReport(w http.ResponseWriter, request *http.Request) {
+	if status, err := n.viewers.admit(request.Context(), request); err != nil {
+		http.Error(w, err.Error(), status)
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(n.podsNow(request.Context())); err != nil {
 		klog.FromContext(request.Context()).Error(err, "Cannot tell of pods")

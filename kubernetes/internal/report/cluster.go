@@ -6,10 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
+	authentication "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -275,15 +275,57 @@ func unsent(one *Pod) string {
 	return ""
 }
 
-// Ask asks an agent by way of the API server: whoever asks needs the right to get pods/proxy where it runs.
+// tokens are those that are shown to agents, each asked for once.
+type tokens struct {
+	client kubernetes.Interface
+	mu     sync.Mutex
+	known  map[string]string
+}
+
+// of is the token for an agent: of the account of its release that may see what it says; empty if an earlier release has none.
+func (t *tokens) of(ctx context.Context, agent *corev1.Pod) (string, error) {
+	name := agent.Spec.ServiceAccountName + "-view"
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	token, known := t.known[agent.Namespace+"/"+name]
+	if known {
+		return token, nil
+	}
+	seconds := int64(600)
+	made, err := t.client.CoreV1().ServiceAccounts(agent.Namespace).CreateToken(ctx, name,
+		&authentication.TokenRequest{Spec: authentication.TokenRequestSpec{Audiences: []string{Audience}, ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+	case apierrors.IsForbidden(err):
+		return "", fmt.Errorf("that needs the right to create serviceaccounts/token of %s in namespace %s: have role takt-node-view bound to you there: %w", name, agent.Namespace, err)
+	case err != nil:
+		return "", err
+	default:
+		token = made.Status.Token
+	}
+	t.known[agent.Namespace+"/"+name] = token
+	return token, nil
+}
+
+// Ask asks an agent by way of the API server: whoever asks needs the rights of role takt-node-view where it runs.
 func Ask(client kubernetes.Interface) func(context.Context, *corev1.Pod) (Node, error) {
+	tokens := &tokens{client: client, known: map[string]string{}}
 	return func(ctx context.Context, agent *corev1.Pod) (Node, error) {
 		for _, container := range agent.Spec.Containers {
 			for _, port := range container.Ports {
 				if port.Name != "metrics" {
 					continue
 				}
-				text, err := client.CoreV1().Pods(agent.Namespace).ProxyGet("http", agent.Name, strconv.Itoa(int(port.ContainerPort)), Path, nil).DoRaw(ctx)
+				token, err := tokens.of(ctx, agent)
+				if err != nil {
+					return Node{}, err
+				}
+				request := client.CoreV1().RESTClient().Get().Namespace(agent.Namespace).Resource("pods").SubResource("proxy").
+					Name(fmt.Sprintf("http:%s:%d", agent.Name, port.ContainerPort)).Suffix(Path)
+				if token != "" {
+					request.SetHeader(TokenHeader, token)
+				}
+				text, err := request.DoRaw(ctx)
 				if apierrors.IsForbidden(err) {
 					return Node{}, fmt.Errorf("that needs the right to get pods/proxy in namespace %s: have role takt-node-view bound to you there: %w", agent.Namespace, err)
 				}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	authentication "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -174,5 +175,39 @@ func TestWhoMayListPodsOfANamespaceSeesThem(t *testing.T) {
 	// The agent of a node without such pods has nothing to say.
 	if want := []string{"takt-node-1", "takt-node-1"}; !slices.Equal(asked, want) {
 		t.Errorf("asked are %q", asked)
+	}
+}
+
+// What lacks is named, and an agent of an earlier release, which knows no tokens, is asked without.
+func TestAnAgentIsAskedWithATokenOrToldWhatRightLacks(t *testing.T) {
+	client := fake.NewClientset()
+	asked, verdict := 0, error(nil)
+	client.PrependReactor("create", "serviceaccounts", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		asked++
+		request := action.(clienttesting.CreateAction).GetObject().(*authentication.TokenRequest)
+		request.Status.Token = "token"
+		return true, request, verdict
+	})
+	of := agent("takt-node-1", "one")
+	of.Spec.ServiceAccountName = "takt-node"
+	for _, tc := range []struct {
+		err          error
+		token, wrong string
+	}{
+		{nil, "token", ""},
+		{apierrors.NewNotFound(schema.GroupResource{Resource: "serviceaccounts"}, "takt-node-view"), "", ""},
+		{apierrors.NewForbidden(schema.GroupResource{Resource: "serviceaccounts"}, "takt-node-view", errors.New("no")), "", "create serviceaccounts/token of takt-node-view in namespace kube-system"},
+	} {
+		verdict, asked = tc.err, 0
+		all := &tokens{client: client, known: map[string]string{}}
+		for range 2 {
+			token, err := all.of(context.Background(), of)
+			if token != tc.token || tc.wrong == "" && err != nil || tc.wrong != "" && (err == nil || !strings.Contains(err.Error(), tc.wrong)) {
+				t.Errorf("%v: %q, %v", tc.err, token, err)
+			}
+		}
+		if tc.wrong == "" && asked != 1 {
+			t.Errorf("%v: asked for %d tokens", tc.err, asked)
+		}
 	}
 }

@@ -4,6 +4,12 @@ package report
 // Path is where an agent answers, on its port named metrics.
 const Path = "/pods"
 
+// Who asks shows a token for Audience in TokenHeader: Authorization does not pass the API server.
+const (
+	TokenHeader = "Takt-Token"
+	Audience    = "takt-node"
+)
+
 // Node is what an agent says of its node.
 type Node struct {
 	Node string `json:"node"`

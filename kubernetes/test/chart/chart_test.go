@@ -253,6 +253,7 @@ func TestTheChartRendersWhatTheAPIServerTakesAndTheAgentReads(t *testing.T) {
 	}
 	want := node.DefaultConfig()
 	want.Cores, want.Backend, want.ScanInterval = "2-7", "deadline", 50_000_000
+	want.Viewer = "system:serviceaccount:takt-system:takt-node-view"
 	if config != want {
 		t.Errorf("the agent reads %+v", config)
 	}
@@ -337,9 +338,13 @@ func TestARoleHasWhatTheCommandNeeds(t *testing.T) {
 	want := []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list"}},
 		{APIGroups: []string{""}, Resources: []string{"pods/proxy"}, Verbs: []string{"get"}},
+		{APIGroups: []string{""}, Resources: []string{"serviceaccounts/token"}, ResourceNames: []string{"takt-node-view"}, Verbs: []string{"create"}},
 	}
 	if role.Namespace != "takt-system" || !reflect.DeepEqual(role.Rules, want) {
 		t.Errorf("%s: %+v", role.Namespace, role.Rules)
+	}
+	if account := find[*corev1.ServiceAccount](t, all, "takt-node-view"); account.Namespace != role.Namespace || *account.AutomountServiceAccountToken {
+		t.Errorf("the account is %+v", account)
 	}
 	for _, object := range all {
 		if binding, is := object.(*rbacv1.RoleBinding); is && binding.RoleRef.Name == role.Name {

@@ -39,6 +39,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "nriSocket" (printf "%s/nri.sock" $paths.nri)
   "runDirectory" $paths.run
   "gate" (printf "%s/takt-gate" $paths.gate)
+  "viewer" (printf "system:serviceaccount:%s:%s-view" .Release.Namespace .Release.Name)
   "listen" (printf ":%d" (int .Values.metrics.port)) -}}
 {{- if .Values.network.enabled }}
 {{- $_ := set $fixed "network" (dict
