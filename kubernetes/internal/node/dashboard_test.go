@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -64,7 +65,17 @@ func TestTheDashboardShowsMetricsThatThereAre(t *testing.T) {
 func TestWhatIsToldOfNetworksIsMeasured(t *testing.T) {
 	s := newSite(t)
 	s.config.Network = &NetworkConfig{AdminSocket: filepath.Join(s.dir, "admin.sock")}
-	s.taktd(fmt.Sprintf("[metrics]\naddress = \"0.0.0.0:9465\"\n[[listener]]\npath = %q\nidentity = \"one\"\nclasses = [0]\n", filepath.Join(s.dir, "one.sock")))
+	s.taktd(fmt.Sprintf("[metrics]\naddress = \"0.0.0.0:9465\"\n[[listener]]\npath = %q\nidentity = \"one\"\nclasses = [0]\nread = [\"1-9\"]\n", filepath.Join(s.dir, "one.sock")))
+	// Tenants are told of once they have had a session.
+	tenant := exec.Command(built(t, "takt")[0], "sub", "7", "--socket", filepath.Join(s.dir, "one.sock"))
+	s.until("there is the socket", func() bool {
+		_, err := os.Stat(filepath.Join(s.dir, "one.sock"))
+		return err == nil
+	})
+	if err := tenant.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tenant.Process.Kill(); tenant.Wait() })
 	there := map[string]bool{"up": true, "ALERTS": true}
 	s.until("taktd's metrics are read", func() bool {
 		page, err := insideOf(s.daemon, "127.0.0.1:9465")
@@ -76,7 +87,7 @@ func TestWhatIsToldOfNetworksIsMeasured(t *testing.T) {
 			there[name] = true
 		}
 		// It looks at its clock a moment after it is ready.
-		return err == nil && there["takt_clock_state"]
+		return err == nil && there["takt_clock_state"] && there["takt_tenant_ended_sessions_total"]
 	})
 	described := make(chan *prometheus.Desc, 100)
 	s.agent.metrics.registry.Describe(described)
