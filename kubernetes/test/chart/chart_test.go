@@ -343,6 +343,12 @@ func TestARoleHasWhatTheCommandNeeds(t *testing.T) {
 	if role.Namespace != "takt-system" || !reflect.DeepEqual(role.Rules, want) {
 		t.Errorf("%s: %+v", role.Namespace, role.Rules)
 	}
+	// The agent has to ask whose the token is.
+	if agent := find[*rbacv1.ClusterRole](t, all, "takt-system-takt-node"); !slices.ContainsFunc(agent.Rules, func(rule rbacv1.PolicyRule) bool {
+		return slices.Equal(rule.Resources, []string{"tokenreviews"}) && slices.Equal(rule.APIGroups, []string{"authentication.k8s.io"}) && slices.Equal(rule.Verbs, []string{"create"})
+	}) {
+		t.Errorf("the agent may %+v", agent.Rules)
+	}
 	if account := find[*corev1.ServiceAccount](t, all, "takt-node-view"); account.Namespace != role.Namespace || *account.AutomountServiceAccountToken {
 		t.Errorf("the account is %+v", account)
 	}
