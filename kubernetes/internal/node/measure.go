@@ -98,7 +98,9 @@ func (n *Node) give(m measured, err error) (changed bool) {
 	if changed || offer.Drifting != n.offer.Drifting || !maps.Equal(offer.Troubled, n.offer.Troubled) {
 		n.reorder()
 	}
-	n.offer = offer
+	// The cores, and whether threads roam, are read by others without the lock: they never change.
+	n.offer.Capacities, n.offer.Most, n.offer.RootDomain, n.offer.Bound = offer.Capacities, offer.Most, offer.RootDomain, offer.Bound
+	n.offer.Troubled, n.offer.Drifting = offer.Troubled, offer.Drifting
 	return changed
 }
 
