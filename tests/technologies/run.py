@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
@@ -264,6 +265,19 @@ def ready_node(site, host, build, file):
     return node
 
 
+def until_carried(site, host, command, environment):
+    """Waits until a stream can be opened: a memif has its link some time after both nodes are there, and is refused before."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            with site.start(host, command, ready="ready", environment=environment):
+                return
+        except Fault:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 def takt_turn(site, name, build, lengths, count):
     """One turn of Takt, over two nodes."""
     nodes = []
@@ -278,6 +292,8 @@ def takt_turn(site, name, build, lengths, count):
             return [site.folder / f"{host}.sock", name]
 
         library = {"LD_LIBRARY_PATH": str(site.folder)}
+        for host in (1, 0):
+            until_carried(site, host, [site.folder / "takt", "serve", *arguments(host)], library)
         return both(site, site.folder / "takt", arguments, False, lengths, count, library)
     except Fault as fault:
         raise Fault("\n".join([str(fault), *(str(node.fault("said:")) for node in nodes)])) from None
