@@ -14,7 +14,9 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -132,7 +134,14 @@ func (c *cluster) network(name string, spec network.TaktNetworkSpec) {
 
 // stations are those that taktd has: MAC address, tunnel endpoint.
 func (c *cluster) stations() (found []string) {
-	all, err := c.admin.ListNetworks(background, &adminv1.ListNetworksRequest{}, grpc.WaitForReady(true))
+	list := func() (*adminv1.ListNetworksResponse, error) {
+		return c.admin.ListNetworks(background, &adminv1.ListNetworksRequest{}, grpc.WaitForReady(true))
+	}
+	all, err := list()
+	for status.Code(err) == codes.Unavailable {
+		// It was asked over the connection to one that has been ended.
+		all, err = list()
+	}
 	if err != nil {
 		c.t.Fatal(err)
 	}
