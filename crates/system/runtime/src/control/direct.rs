@@ -22,7 +22,7 @@ use super::account::Usage;
 use super::listener::FIRST_WITHOUT;
 use super::mapping::is_writable;
 use super::rings::{Direct, MOST_RINGS, SinkPlace, SourcePlace};
-use super::session::{Endpoint, Finish, Session};
+use super::session::{Endpoint, Session};
 use crate::ids::SessionId;
 use crate::lane::Command;
 use crate::policy::Trust;
@@ -60,7 +60,7 @@ fn endpoint<S: Slot>(list: &Slots<S, Endpoint>, at: S) -> Option<&Endpoint> {
 impl Session {
     /// Whether rings may lead to it and from it.
     fn is_in_domain(&self) -> bool {
-        let there = !self.ending && self.finish == Finish::No && self.leaving_until.is_none();
+        let there = self.goes_on() && self.leaving_until.is_none();
         there
             && self.unplaced.is_none()
             && self.policy.trust == Trust::User

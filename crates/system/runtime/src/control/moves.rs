@@ -7,7 +7,7 @@ use takt_session::{ErrorCode, Failure};
 
 use super::Control;
 use super::listener::FIRST_WITHOUT;
-use super::session::{Finish, Session};
+use super::session::Session;
 use crate::ids::SessionId;
 
 /// How long the lane waits for a session that is to come back: several of a client's attempts to connect.
@@ -59,9 +59,7 @@ impl Control {
     /// Ends a session so that it comes back on another lane, which has to carry all that it has open.
     pub(super) fn move_session(&mut self, id: SessionId, lane: usize) -> Result<(), Failure> {
         let refuse = |code, text: String| Err(Failure::new(code, text));
-        let there = |session: &&Session| {
-            !session.ending && session.arena.is_some() && matches!(session.finish, Finish::No)
-        };
+        let there = |session: &&Session| session.arena.is_some() && session.goes_on();
         let Some(session) = self.sessions.get(&id).filter(there) else {
             return refuse(
                 ErrorCode::NotFound,

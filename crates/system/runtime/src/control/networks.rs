@@ -14,7 +14,6 @@ use super::network::{Forwarded, MOST_STATIONS, Network, Published};
 use super::routes::Commands;
 use super::{Control, FOLLOW_EVERY, FOLLOW_SOONEST, RuntimeHandle, Stopped};
 use crate::config::{NetworkConfig, Station};
-use crate::control::session::Finish;
 use crate::ids::SessionId;
 use crate::lane::Command;
 use crate::lane::network::Owner;
@@ -434,7 +433,7 @@ impl Control {
         for mut question in std::mem::take(&mut self.networks.questions) {
             let (id, request) = (question.session, question.request);
             match self.sessions.get(&id) {
-                Some(session) if !session.ending && session.finish == Finish::No => {}
+                Some(session) if session.goes_on() => {}
                 _ => continue,
             }
             let reply = match self.consider(&mut question) {

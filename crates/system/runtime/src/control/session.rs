@@ -258,6 +258,11 @@ fn refuse(code: ErrorCode, message: String) -> Failure {
 }
 
 impl Session {
+    /// Whether neither it nor the runtime has ended it.
+    pub fn goes_on(&self) -> bool {
+        !self.ending && self.finish == Finish::No
+    }
+
     /// Notes how many datagrams did not go by the runtime so far; a count that goes back is none.
     pub fn note_unserved(&mut self, counts: &Counts) {
         let more = std::array::from_fn(|at| counts[at].saturating_sub(self.unserved[at]));

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use takt_time::TrafficClass;
 
 use super::Control;
-use super::session::{Endpoint, Finish, Session};
+use super::session::{Endpoint, Session};
 use crate::counters::{ChannelReading, SessionReading};
 use crate::delays::DelayReading;
 use crate::slots::StreamSlot;
@@ -87,7 +87,7 @@ impl Control {
         let mut all: Vec<SessionStatus> = self
             .sessions
             .values()
-            .filter(|s| s.arena.is_some() && !s.ending && s.finish == Finish::No)
+            .filter(|s| s.arena.is_some() && s.goes_on())
             .map(|session| SessionStatus {
                 direct: self.direct_status(session.id),
                 ..session_status(session)

@@ -136,11 +136,19 @@ impl Scene {
     }
 
     fn add_source(&self) {
+        self.add_source_of(SourceTarget::Channel(CHANNEL));
+    }
+
+    fn add_frame_source(&self, owner: Owner) {
+        self.add_source_of(SourceTarget::Network(Arc::new(owner)));
+    }
+
+    fn add_source_of(&self, target: SourceTarget) {
         self.handle.send(Command::AddSource {
             session: SESSION,
             source: SourceSlot(0),
             block: self.source,
-            target: SourceTarget::Channel(CHANNEL),
+            target,
             carrier: Carrier::any(0),
             number: 0,
             first: 0,
@@ -543,16 +551,7 @@ fn a_frame_is_not_given_up_while_the_way_that_its_program_was_told_of_is_in_the_
         vlans: Vec::new(),
         classes: 0xff,
     };
-    scene.handle.send(Command::AddSource {
-        session: SESSION,
-        source: SourceSlot(0),
-        block: scene.source,
-        target: SourceTarget::Network(Arc::new(owner)),
-        carrier: Carrier::any(0),
-        number: 0,
-        first: 0,
-        reliability: Default::default(),
-    });
+    scene.add_frame_source(owner);
     scene.lane.poll();
     let frame = |chunk| TxDescriptor {
         chunk,
@@ -586,15 +585,7 @@ fn a_frame_is_not_given_up_while_the_way_that_its_program_was_told_of_is_in_the_
 fn a_tag_makes_no_frame_one_of_a_class_whose_streams_are_declared() {
     let network = MemoryNetwork::new(MemoryNetworkConfig::default());
     let elsewhere = open(&network, "192.0.2.2:1");
-    let port = open(&network, "192.0.2.1:1");
-    let port = LanePort::new(
-        MemoryNetwork::KIND,
-        port,
-        false,
-        Arc::default(),
-        None,
-        false,
-    );
+    let port = untimed(open(&network, "192.0.2.1:1"));
     let mut scene = Scene::with(vec![port], Arc::new(SystemTai));
     let mac = MacAddress([2, 0, 0, 0, 0, 1]);
     let counters = Arc::new(NetworkCounters::default());
@@ -621,16 +612,7 @@ fn a_tag_makes_no_frame_one_of_a_class_whose_streams_are_declared() {
         vlans: vec![0],
         classes: 1 << 0 | 1 << 5,
     };
-    scene.handle.send(Command::AddSource {
-        session: SESSION,
-        source: SourceSlot(0),
-        block: scene.source,
-        target: SourceTarget::Network(Arc::new(owner)),
-        carrier: Carrier::any(0),
-        number: 0,
-        first: 0,
-        reliability: Default::default(),
-    });
+    scene.add_frame_source(owner);
     scene.lane.poll();
     let map = ArenaMap {
         ring_bytes: 1 << 20,
@@ -972,6 +954,30 @@ struct Left {
 }
 
 /// A port of an in-process network.
+/// A port to other nodes, by which nothing leaves at an instant.
+fn untimed(port: Box<dyn Port>) -> LanePort {
+    LanePort::new(
+        MemoryNetwork::KIND,
+        port,
+        false,
+        Arc::default(),
+        None,
+        false,
+    )
+}
+
+/// In how many rounds a lane has carried out all that it was told, none of which may be longer than a round and one command's looks.
+fn rounds_of_commands(lane: &mut Lane, of_one: usize) -> usize {
+    let mut rounds = 0;
+    while lane.mailbox.full.load(Ordering::Acquire) {
+        lane.poll();
+        let looks = lane.state.looks;
+        assert!(looks <= MOST_LOOKS + of_one, "{looks} looks in a round");
+        rounds += 1;
+    }
+    rounds
+}
+
 fn open(network: &MemoryNetwork, bind: &str) -> Box<dyn Port> {
     let bind = bind.parse().expect("an address");
     let request = PortRequest {
@@ -1352,16 +1358,7 @@ fn a_peer_that_wants_very_many_channels_comes_and_goes_over_many_rounds() {
             scene.handle.send(wanted);
         }
     };
-    let rounds = |scene: &mut Scene| {
-        let mut rounds = 0;
-        while scene.lane.mailbox.full.load(Ordering::Acquire) {
-            scene.lane.poll();
-            let looks = scene.lane.state.looks;
-            assert!(looks <= MOST_LOOKS + OF_ONE, "{looks} looks in a round");
-            rounds += 1;
-        }
-        rounds
-    };
+    let rounds = |scene: &mut Scene| rounds_of_commands(&mut scene.lane, OF_ONE);
     let entered = |scene: &Scene| -> usize {
         let channels = &scene.lane.state.channels;
         let found = all.iter().filter_map(|id| channels.find(*id));

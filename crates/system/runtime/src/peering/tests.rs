@@ -1076,24 +1076,36 @@ fn introductions_count_from_a_rendezvous_alone_and_of_nodes_whose_key_is_known()
     assert_eq!(node.status(5 * SECOND).len(), 2 + MOST_ACCEPTED_AT);
 }
 
+/// What a node tells of clashes when another one says hello from an address that ends so.
+fn clashes_of(
+    node: &mut Peering,
+    last: u8,
+    incarnation: u64,
+    name: &str,
+    label: u32,
+) -> Vec<super::Clash> {
+    let hello = Message::Hello {
+        name: name.into(),
+        seen: 0,
+        stream: 0,
+        holds: 0,
+        label,
+        lanes: lanes(5),
+        failed: Vec::new(),
+    };
+    let from = SocketAddr::new([10, 0, 0, last].into(), 7400);
+    let mut effects = Effects::default();
+    let hello = encode(incarnation, &hello);
+    node.receive(from, &hello, Duration::ZERO, &mut effects);
+    let clashes = effects.clashes.into_iter();
+    clashes.map(|(_, clash)| clash).collect()
+}
+
 #[test]
 fn two_nodes_of_one_name_are_told() {
     let mut node = accepting(Security::none());
-    let say = |node: &mut Peering, last: u8, incarnation: u64, name: &str, label: u32| {
-        let hello = Message::Hello {
-            name: name.into(),
-            seen: 0,
-            stream: 0,
-            holds: 0,
-            label,
-            lanes: lanes(5),
-            failed: Vec::new(),
-        };
-        let from = SocketAddr::new([10, 0, 0, last].into(), 7400);
-        let mut effects = Effects::default();
-        let hello = encode(incarnation, &hello);
-        node.receive(from, &hello, Duration::ZERO, &mut effects);
-        effects.clashes.len()
+    let say = |node: &mut Peering, last, incarnation, name: &str, label| {
+        clashes_of(node, last, incarnation, name, label).len()
     };
     assert_eq!(say(&mut node, 2, 12, "x", 12), 0);
     // The same node under another address.
@@ -1191,20 +1203,14 @@ fn a_name_that_moves_the_cursor_does_not_reach_the_log() {
     let mut node = accepting(Security::none());
     let mut said = Vec::new();
     for (last, incarnation) in [(2, 12), (3, 13)] {
-        let hello = Message::Hello {
-            name: "x\n\u{1b}[2J\u{202e}".into(),
-            seen: 0,
-            stream: 0,
-            holds: 0,
-            label: incarnation as u32,
-            lanes: lanes(5),
-            failed: Vec::new(),
-        };
-        let from = SocketAddr::new([10, 0, 0, last].into(), 7400);
-        let mut effects = Effects::default();
-        let hello = encode(incarnation, &hello);
-        node.receive(from, &hello, Duration::ZERO, &mut effects);
-        said.extend(effects.clashes.into_iter().map(|(_, clash)| clash));
+        let name = "x\n\u{1b}[2J\u{202e}";
+        said.extend(clashes_of(
+            &mut node,
+            last,
+            incarnation,
+            name,
+            incarnation as u32,
+        ));
     }
     let status = node.status(Duration::ZERO);
     said.extend(status.iter().filter_map(|peer| peer.clash.clone()));

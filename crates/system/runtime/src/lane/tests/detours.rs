@@ -25,17 +25,9 @@ impl Ways {
                 ..MemoryNetworkConfig::default()
             })
         });
-        let ports = networks.iter().map(|network| {
-            let port = open(network, "192.0.2.1:1");
-            LanePort::new(
-                MemoryNetwork::KIND,
-                port,
-                false,
-                Arc::default(),
-                None,
-                false,
-            )
-        });
+        let ports = networks
+            .iter()
+            .map(|network| untimed(open(network, "192.0.2.1:1")));
         let mut scene = Scene::with(ports.collect(), Arc::new(Ticking::default()));
         let ends = networks.each_ref().map(|of| open(of, "192.0.2.2:1"));
         scene.add_reader(ends.iter().map(|end| Some(end.local())).collect());

@@ -78,16 +78,7 @@ fn what_commands_about_rings_cost_a_round_is_bounded_and_nobody_who_listens_is_l
         let all = session.expect("there").sources.iter();
         all.map(|source| source.others).collect()
     };
-    let rounds = |house: &mut House| {
-        let mut rounds = 0;
-        while house.lane.mailbox.full.load(Ordering::Acquire) {
-            house.lane.poll();
-            let looks = house.lane.state.looks;
-            assert!(looks <= MOST_LOOKS + OF_ONE, "{looks} looks in a round");
-            rounds += 1;
-        }
-        rounds
-    };
+    let rounds = |house: &mut House| rounds_of_commands(&mut house.lane, OF_ONE);
     for (at, &sink) in sinks.iter().enumerate() {
         for &source in &sources {
             direct(
