@@ -3,11 +3,12 @@
 mod support;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use support::{Directory, Family, TwoDevices, TwoHosts, config, fresh, ip, memif, subnets};
 use takt_datapath::conformance::{Node, Rig};
-use takt_datapath::{Datapath, OpenError, Port, PortRequest, ReserveError};
+use takt_datapath::{Datapath, OpenError, PeerHandle, Port, PortRequest, ReserveError};
 use takt_datapath_dpdk::{DpdkConfig, DpdkDatapath};
 use takt_lab::LabConfig;
 use takt_time::TrafficClass;
@@ -255,18 +256,24 @@ fn a_memif_server_that_restarts_is_reached_again() {
     }
 }
 
-/// Else its streams would stay, and what they send would go nowhere.
-#[test]
-fn a_peer_is_not_reached_while_the_link_is_down() {
-    let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V4, |_| {}) else {
-        return;
-    };
+/// The left host's datapath, and a port of it with a peer on the right host.
+fn to_the_right(hosts: &mut TwoHosts) -> (Arc<DpdkDatapath>, Box<dyn Port>, PeerHandle) {
     let datapath = hosts.dpdk(Node::Left);
     let remote = SocketAddr::from((hosts.address(Node::Right), 4000));
     let inside = hosts.host(Node::Left).enter().expect("enter the host");
     let mut port = open(&datapath, (hosts.address(Node::Left), 4000).into());
     let peer = port.connect(remote).expect("a peer");
     drop(inside);
+    (datapath, port, peer)
+}
+
+/// Else its streams would stay, and what they send would go nowhere.
+#[test]
+fn a_peer_is_not_reached_while_the_link_is_down() {
+    let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V4, |_| {}) else {
+        return;
+    };
+    let (datapath, mut port, peer) = to_the_right(&mut hosts);
     let health = datapath.health(Box::new(|| ())).expect("it is known");
     assert!(port.reaches(peer));
     assert_eq!(health.fault(), None);
@@ -291,12 +298,7 @@ fn an_interface_that_is_deleted_leaves_a_port_that_sends_nothing() {
     let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V4, |_| {}) else {
         return;
     };
-    let datapath = hosts.dpdk(Node::Left);
-    let remote = SocketAddr::from((hosts.address(Node::Right), 4000));
-    let inside = hosts.host(Node::Left).enter().expect("enter the host");
-    let mut port = open(&datapath, (hosts.address(Node::Left), 4000).into());
-    let peer = port.connect(remote).expect("a peer");
-    drop(inside);
+    let (_datapath, mut port, peer) = to_the_right(&mut hosts);
     ip(hosts.host(Node::Left), "link delete eth0");
     wait_until("seeing that the interface has gone", || {
         port.receive(64, &mut |_| {});
