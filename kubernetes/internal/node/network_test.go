@@ -24,7 +24,9 @@ import (
 	"github.com/takt-dev/takt/kubernetes/internal/gate"
 )
 
-func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
+// newNetworkSite is a site whose agent preloads programs of attached pods.
+func newNetworkSite(t *testing.T) *site {
+	t.Helper()
 	s := newSite(t)
 	s.stop()
 	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library(), Path: PathPreload}
@@ -32,6 +34,11 @@ func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.startAgent()
+	return s
+}
+
+func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
+	s := newNetworkSite(t)
 	for _, name := range []string{"chained/eth0", "both/eth0", "both/net1"} {
 		if err := os.MkdirAll(filepath.Join(s.config.Network.Sockets, name), 0o755); err != nil {
 			t.Fatal(err)
@@ -496,13 +503,7 @@ func TestAnAgentWithoutNetworksSaysSoToPodsThatNeedThem(t *testing.T) {
 
 // The kubelet tries again for as long as the pod is there, and each time what is said is kept: in events, statuses and logs.
 func TestWhatAPodSaysIsToldInBounds(t *testing.T) {
-	s := newSite(t)
-	s.stop()
-	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library(), Path: PathPreload}
-	if err := s.config.Network.validate(); err != nil {
-		t.Fatal(err)
-	}
-	s.startAgent()
+	s := newNetworkSite(t)
 	if err := os.MkdirAll(filepath.Join(s.config.Network.Sockets, "pod/eth0"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -554,13 +555,7 @@ func TestWhatAPodSaysIsToldInBounds(t *testing.T) {
 
 // What a tenant writes wakes no administrator; what the node lacks does.
 func TestWhatAPodAsksForInVainIsNoFailureOfTheNode(t *testing.T) {
-	s := newSite(t)
-	s.stop()
-	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library(), Path: PathPreload}
-	if err := s.config.Network.validate(); err != nil {
-		t.Fatal(err)
-	}
-	s.startAgent()
+	s := newNetworkSite(t)
 	if err := os.MkdirAll(filepath.Join(s.config.Network.Sockets, "pod/eth0"), 0o755); err != nil {
 		t.Fatal(err)
 	}
