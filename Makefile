@@ -80,7 +80,7 @@ datapaths:
 
 lint-datapaths:
 	@scripts/setup.sh datapaths
-	$(call each_datapath,$(CARGO) fmt --check && $(CARGO) clippy --all-targets -- -D warnings)
+	$(call each_datapath,$(CARGO) fmt --all --check && $(CARGO) clippy --workspace --all-targets -- -D warnings)
 
 test-datapaths: setup lint-datapaths
 	$(CARGO) build --workspace

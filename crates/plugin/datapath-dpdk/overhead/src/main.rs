@@ -2,7 +2,9 @@
 //!
 //! Ends are polled by a thread each, on two devices of this process. All three take turns, so that what disturbs the machine disturbs all.
 //!
-//!     cargo run --release --example overhead [-- ROUND_TRIPS [TURNS]]
+//!     cargo run --release -p takt-datapath-dpdk-overhead [-- ROUND_TRIPS [TURNS]]
+//!
+//! A package of its own: tests of the datapath are built without the runtime.
 
 use std::hint::spin_loop;
 use std::net::{IpAddr, SocketAddr};
