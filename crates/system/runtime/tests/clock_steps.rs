@@ -318,6 +318,18 @@ fn a_schedule_that_ran_before_a_restart_runs_though_the_clock_has_fallen_behind_
 }
 
 #[test]
+fn a_configured_schedule_runs_from_the_start_though_the_clock_is_behind_its_base_time() {
+    let asked = from("udp", SystemTai.now(), 3600 * SECOND);
+    let mut with = config(free_port(), &[]);
+    with.schedules = vec![asked.clone()];
+    let node = start(with);
+    let told = node.handle().schedules().expect("running").remove(0);
+    assert_eq!(told.operational, Some(asked.schedule));
+    assert_eq!(told.pending, None);
+    assert!(told.cycle.is_some_and(|cycle| cycle.number < 0));
+}
+
+#[test]
 fn what_is_kept_is_what_was_asked_for_by_command_also_where_its_datapath_is_not_there() {
     let now = SystemTai.now();
     let absent = KeptSchedule {

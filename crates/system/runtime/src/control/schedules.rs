@@ -260,12 +260,12 @@ impl Control {
         let link = asked.link();
         let initial = schedule.initial_gates;
         let now = self.clock.now();
-        // A schedule that ran before a restart runs on in the cycle that it would be in, also where the clock has fallen
-        // behind its base time meanwhile.
+        // A schedule that is configured, or ran before a restart, runs in the cycle that it would be in, also where the
+        // clock is behind its base time: that of a machine that has just started may be.
         let at_once = match origin {
             Origin::Asked => false,
-            Origin::Kept { running: true } => true,
-            Origin::Kept { running: false } | Origin::Configured => schedule.base_time <= now,
+            Origin::Kept { running: true } | Origin::Configured => true,
+            Origin::Kept { running: false } => schedule.base_time <= now,
         };
         let installed = self.schedules.entry(kind).or_insert_with(|| Installed {
             gates: Gates::new(GateMask::ALL),
