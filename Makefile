@@ -68,7 +68,17 @@ test: export FUZZ_SEED ?= 1
 # Built sooner; for seconds of each it is no loss that they run slower.
 test: export FUZZ_OPT_LEVEL ?= 1
 test: export PROPTEST_RNG_SEED ?= 1
+# Meanwhile the later stages' programs are built.
+test: AHEAD = scripts/ahead.sh $$PPID &
 test: lint unit docs docs-run loom fuzz kubernetes test-datapaths
+
+.PHONY: ahead
+ahead:
+	-fuzz/run.sh build
+	-$(MAKE) -C kubernetes tests
+
+# Until what is built ahead is there, if something is.
+awaited = mkdir -p target && flock target/ahead true
 
 # Datapaths over libraries that not everybody has: workspaces of their own, of which nothing else knows.
 DATAPATHS := dpdk fabric
@@ -104,6 +114,7 @@ unit: setup
 	$(CARGO) build --workspace
 	$(call each_datapath,$(CARGO) build --quiet)
 	$(CARGO) test --release -p takt-recovery --lib --tests
+	$(AHEAD)
 	$(SUDO) $(CARGO) test --workspace --lib --bins --tests
 
 docs: setup
@@ -158,6 +169,7 @@ loom: setup
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p takt -p takt-shm -p takt-datapath --release --lib --target-dir target/loom loom
 
 fuzz: setup
+	@$(awaited)
 	fuzz/run.sh $(FUZZ_SECONDS)
 
 kubernetes: setup

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the fuzz targets: run.sh SECONDS [TARGET…]
+# Runs the fuzz targets: run.sh SECONDS [TARGET…], or builds them: run.sh build
 #
 # Every target (or those named) runs for SECONDS, starting from seeds/TARGET and from what earlier
 # runs found in corpus/TARGET. Fails if a target crashes, hangs or does not build. Each run tries other inputs,
@@ -8,8 +8,9 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 seconds=${1:-}
-if ! [[ $seconds =~ ^[1-9][0-9]*$ ]]; then
-    echo "usage: $0 SECONDS [TARGET…]   (SECONDS for each target, at least 1)" >&2
+if ! [[ $seconds =~ ^([1-9][0-9]*|build)$ ]]; then
+    echo "usage: $0 SECONDS [TARGET…]   (SECONDS for each target, at least 1)
+       $0 build" >&2
     exit 2
 fi
 shift
@@ -37,6 +38,7 @@ fi
 for target in "${to_build[@]}"; do
     "${cargo[@]}" fuzz build ${target:+"$target"} || { echo "${target:-one} does not build: nothing was run" >&2; exit 1; }
 done
+[[ $seconds != build ]] || exit 0
 
 # Where cargo-fuzz has put them, with the options that it would run them with.
 host=$(rustc "+$toolchain" -vV | sed -n 's/^host: //p')
