@@ -1,24 +1,19 @@
 package node
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"math"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"k8s.io/klog/v2"
 	health "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 
 	"github.com/takt-dev/takt/kubernetes/internal/admission"
-	"github.com/takt-dev/takt/kubernetes/internal/report"
 )
 
 // metrics are the agent's own counters; what is known of claims and cores is read when it is asked for, so
@@ -33,6 +28,8 @@ type metrics struct {
 	failures *prometheus.CounterVec
 	refusals *prometheus.CounterVec
 	skipped  prometheus.Counter
+	// collecting is held while what is known is read: for one page at a time, whoever asks for many.
+	collecting sync.Mutex
 }
 
 var (
@@ -162,6 +159,8 @@ func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(to chan<- prometheus.Metric) {
+	m.collecting.Lock()
+	defer m.collecting.Unlock()
 	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 	}
@@ -297,61 +296,10 @@ func (n *Node) tardiness() float64 {
 	return float64(late) / 1e9
 }
 
-// httpServer serves metrics and health.
-type httpServer struct {
-	listener net.Listener
-	server   *http.Server
-}
-
-func (n *Node) listenHTTP() (*httpServer, error) {
-	listener, err := net.Listen("tcp", n.config.Listen)
-	if err != nil {
-		return nil, fmt.Errorf("cannot listen for metrics on %s: %w", n.config.Listen, err)
-	}
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", n.metrics.handler())
-	mux.HandleFunc(report.Path, n.serveReport)
-	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := n.ready(); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		fmt.Fprintln(w, "ok")
-	})
-	return &httpServer{listener, &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}}, nil
-}
+// pagesAtOnce are how many pages of metrics are under way at most: one address, however slowly it reads, has half of them.
+const pagesAtOnce = 2 * connectionsEach
 
 // handler serves the metrics. What cannot be said of one container is left out, and all else is said.
 func (m *metrics) handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
-}
-
-// ready says what keeps the agent from serving pods; nil if nothing does.
-func (n *Node) ready() error {
-	if n.config.Network == nil && !n.othersServeNetworks() {
-		if err := n.gateTimeLeft(); err != nil {
-			return err
-		}
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if !n.connected {
-		return fmt.Errorf("not connected with the container runtime on %s: enable NRI there", n.config.NRISocket)
-	}
-	if n.helper == nil {
-		return errors.New("not yet serving the kubelet")
-	}
-	if status := n.helper.RegistrationStatus(); status == nil || !status.PluginRegistered {
-		return fmt.Errorf("the kubelet has not registered the plugin in %s", n.config.KubeletRegistry)
-	}
-	return nil
-}
-
-func (s *httpServer) serve(ctx context.Context) {
-	stop := context.AfterFunc(ctx, func() { s.server.Close() })
-	defer stop()
-	if err := s.server.Serve(s.listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
-		klog.FromContext(ctx).Error(err, "Metrics have stopped")
-	}
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: pagesAtOnce})
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -38,10 +37,6 @@ func (n *Node) Uninstall(ctx context.Context) error {
 	var mu sync.Mutex
 	left := errors.New("not done yet")
 	if n.config.Listen != "" {
-		listener, err := net.Listen("tcp", n.config.Listen)
-		if err != nil {
-			return fmt.Errorf("cannot listen on %s: %w", n.config.Listen, err)
-		}
 		mux := http.NewServeMux()
 		mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 		mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -53,7 +48,10 @@ func (n *Node) Uninstall(ctx context.Context) error {
 			}
 			fmt.Fprintln(w, "nothing is left")
 		})
-		server := &httpServer{listener, &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}}
+		server, err := listenHTTP(n.config.Listen, mux)
+		if err != nil {
+			return err
+		}
 		serving.Go(func() { server.serve(ctx) })
 	}
 	for {
