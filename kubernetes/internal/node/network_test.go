@@ -270,6 +270,48 @@ func TestAContainerThatStartedWithoutItsRuntimeIsEnded(t *testing.T) {
 	})
 }
 
+// One that containerd has no process for yet cannot be ended: it is kept from its start.
+func TestAContainerThatWasCreatedWithoutItsRuntimeDoesNotStart(t *testing.T) {
+	s := networked(t)
+	pod := &api.PodSandbox{Id: "pod", Namespace: "default", Name: "pod", Uid: "pod", Annotations: map[string]string{"takt.dev/time-sensitive": "true"}}
+	other := &api.PodSandbox{Id: "other", Namespace: "default", Name: "other", Uid: "other"}
+	unasked := &api.Container{Id: "unasked", PodSandboxId: "pod", Name: "main", State: api.ContainerState_CONTAINER_CREATED}
+	asked := &api.Container{Id: "asked", PodSandboxId: "pod", Name: "main", State: api.ContainerState_CONTAINER_CREATED,
+		Mounts: []*api.Mount{{Source: filepath.Join(s.config.Network.Sockets, "pod"), Destination: containerSockets}}}
+	untimed := &api.Container{Id: "untimed", PodSandboxId: "other", Name: "main", State: api.ContainerState_CONTAINER_CREATED}
+	s.mu.Lock()
+	s.pods, s.containers = []*api.PodSandbox{pod, other}, []*api.Container{unasked, asked, untimed}
+	s.mu.Unlock()
+	start := func(pod *api.PodSandbox, ctr *api.Container) error {
+		return s.runtime.StartContainer(background, &adaptation.StartContainerRequest{Pod: pod, Container: ctr})
+	}
+	s.startAgent()
+	if err := start(pod, unasked); err == nil || !strings.Contains(err.Error(), codeWithout) {
+		t.Errorf("one that no agent has seen: %v", err)
+	}
+	if told := s.events.of("pod", reasonNetwork); len(told) != 1 || !strings.HasPrefix(told[0], codeWithout+": ") || strings.Contains(told[0], "is ended") {
+		t.Errorf("the pod is told %q", told)
+	}
+	created := &api.Container{Id: "created", PodSandboxId: "pod", Name: "main"}
+	if _, err := s.createOf(pod, created); err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range []struct {
+		pod *api.PodSandbox
+		ctr *api.Container
+	}{{pod, asked}, {other, untimed}, {pod, created}} {
+		if err := start(one.pod, one.ctr); err != nil {
+			t.Errorf("%s does not start: %v", one.ctr.Id, err)
+		}
+	}
+	s.stop()
+	s.config.Network.Unattached = StartUnattached
+	s.startAgent()
+	if err := start(pod, unasked); err != nil {
+		t.Errorf("where it may: %v", err)
+	}
+}
+
 // library is a preload on the host.
 func (s *site) library() string {
 	path := filepath.Join(s.dir, "libtakt_preload.so")

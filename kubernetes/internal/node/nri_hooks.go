@@ -203,11 +203,16 @@ func (n *Node) leaveUnknown(ctx context.Context, pod Pod, ctr *api.Container) {
 }
 
 // endWithoutRuntime ends a container of a time-sensitive pod that came while the agent was away: the kubelet starts it
-// again, with its runtime. Where such pods may start without one, its pod is only told.
+// again, with its runtime. One that has no process yet is refused its start (StartContainer). Where such pods may start without
+// a runtime, the pod is only told.
 func (n *Node) endWithoutRuntime(ctx context.Context, pod Pod, ctr *api.Container, why error) {
 	logger := klog.FromContext(ctx)
 	if n.config.Network.Unattached == StartUnattached {
 		n.event(pod, corev1.EventTypeWarning, reasonUnattached, "container %s runs without launch times: %s", ctr.GetName(), why)
+		return
+	}
+	if ctr.GetPid() == 0 {
+		logger.Info("A container of a time-sensitive pod was created while this agent was away, it does not start", "pod", klog.KRef(pod.Namespace, pod.Name), "container", ctr.GetName())
 		return
 	}
 	logger.Error(why, "A container of a time-sensitive pod runs without its runtime, ending it", "pod", klog.KRef(pod.Namespace, pod.Name), "container", ctr.GetName())
@@ -479,10 +484,17 @@ func (n *Node) belongs(ctx context.Context, pod Pod, uid types.UID) error {
 // StartContainer is the last moment before the program runs. The gate has already enforced the reservation,
 // unless the runtime has no hooks.
 func (p *nriPlugin) StartContainer(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Container) error {
+	n := p.n
+	// One that this agent has not created may have come past it.
+	if !n.attended.has(ctr.GetId()) && !n.knows(ctr.GetId()) {
+		if err := n.missing(sandbox, ctr); err != nil && n.config.Network.Unattached == RefuseUnattached {
+			n.tell(podOf(sandbox), reasonNetwork, "container "+ctr.GetName(), err)
+			return quote.Error(err)
+		}
+	}
 	if len(marks(ctr)) == 0 {
 		return nil
 	}
-	n := p.n
 	defer n.metrics.hook("StartContainer")()
 	n.mu.Lock()
 	c := n.containers[ctr.GetId()]
