@@ -33,10 +33,11 @@ func (n *Node) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.
 			err = quote.Error(err)
 			klog.FromContext(ctx).Error(err, "Refused a claim", "claim", klog.KObj(claim))
 			n.metrics.refused(atPrepare, err)
-			for _, pod := range record.Pods {
+			pods := record.Pods[:min(len(record.Pods), mostPods)]
+			for _, pod := range pods {
 				n.tell(pod, reasonRefused, "reservation "+claim.Name, err)
 			}
-			undo.add(record.Pods, claim, err)
+			undo.add(pods, claim, err)
 			n.status.set(record, denied(reasonRefused, err), nil)
 			results[claim.UID] = kubeletplugin.PrepareResult{Err: err}
 			continue
@@ -68,6 +69,11 @@ func (n *Node) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (*
 	record, err := newRecord(claim, n.name, n.limits)
 	if err != nil {
 		return record, err
+	}
+	// Each is looked at, and all other pods of the node wait for that.
+	if len(record.Pods) > mostPods {
+		return record, refuse(codeShared, "claim %s is reserved for %d pods, and a reservation is one pod's: at most %d may wait for it one after the other, use a ResourceClaimTemplate to give each its own",
+			record.Name, len(record.Pods), mostPods)
 	}
 	for _, request := range record.Requests {
 		grant, _ := record.grant(request.Name)

@@ -24,6 +24,9 @@ const (
 	RefuseRequests PodRequests = "refuse"
 )
 
+// mostPods are how many pods a claim may be reserved for.
+const mostPods = 8
+
 // checkPods looks at how all pods that a claim is reserved for use it: it may pass from one to the next, and the kubelet does
 // not say for which one it is to be prepared.
 func (n *Node) checkPods(ctx context.Context, record *Record) error {

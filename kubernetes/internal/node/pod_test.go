@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -113,6 +114,41 @@ func TestAPodToWhichAClaimPassesIsCheckedAsWell(t *testing.T) {
 	if response := s.prepare(claim); response.Error != "" {
 		t.Error(response.Error)
 	}
+}
+
+// The kubelet prepares the claims of one pod after those of another, so that a claim of very many would hold all of them up.
+func TestAClaimOfVeryManyPodsIsRefusedBeforeTheyAreLookedAt(t *testing.T) {
+	s := newSite(t)
+	of := func(pods int) *resourceapi.ResourceClaim {
+		return s.claim(fmt.Sprint("of-", pods), plain, func(c *resourceapi.ResourceClaim) {
+			c.Status.ReservedFor = nil
+			for at := range pods {
+				c.Status.ReservedFor = append(c.Status.ReservedFor, podReference(fmt.Sprint("pod-", at)))
+			}
+		})
+	}
+	some, many := of(mostPods), of(100)
+	if response := s.prepare(some); response.Error != "" {
+		t.Error(response.Error)
+	}
+	s.client.ClearActions()
+	if response := s.prepare(many); !strings.HasPrefix(response.Error, codeShared+": claim of-100 is reserved for 100 pods") || !strings.Contains(response.Error, "ResourceClaimTemplate") {
+		t.Errorf("answer is %v", response)
+	}
+	asked := 0
+	for _, action := range s.client.Actions() {
+		if action.Matches("get", "pods") {
+			asked++
+		}
+	}
+	if asked > mostPods {
+		t.Errorf("%d pods are looked at", asked)
+	}
+	if told := s.events.of("pod-0", reasonRefused); len(told) != 1 {
+		t.Errorf("the pod that is first is told %q", told)
+	}
+	s.unprepare(some)
+	s.empty()
 }
 
 // What another container requests is that one's; what the pod requests as a whole is for all.
