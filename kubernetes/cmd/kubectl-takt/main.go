@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -23,7 +24,7 @@ import (
 
 const help = `Shows the pods of a namespace that are time-sensitive, attached to a network of Takt, or have reserved CPU time.
 
-Usage: kubectl takt [-n NAMESPACE | -A] [-agents NAMESPACE] [-o json]
+Usage: kubectl takt [-n NAMESPACE | -A] [-agents NAMESPACE]... [-o json]
 
 Options:
 `
@@ -33,8 +34,7 @@ Exit status: 0; 1 if the cluster cannot be asked; 2 for a mistake in the command
 what it asks for, or an agent does not answer.
 
 It asks the agents (takt-node) through the API server: that needs the right to list pods in NAMESPACE, and where the agents
-run to list pods, to get pods/proxy and to create serviceaccounts/token, as role takt-node-view of the chart has it. Who may list the pods of all namespaces
-need not say where that is.
+run to list pods, to get pods/proxy and to create serviceaccounts/token, as role takt-node-view of the chart has it.
 
 Examples:
   kubectl takt
@@ -56,7 +56,14 @@ func run(ctx context.Context, args []string, out, errs io.Writer) int {
 	current := flags.String("context", "", "the context of the kubeconfig")
 	namespace := flags.String("n", "", "the namespace; that of the context if empty")
 	all := flags.Bool("A", false, "all namespaces")
-	agents := flags.String("agents", report.Agents, "the namespace where the agents run")
+	var agents []string
+	flags.Func("agents", "the `NAMESPACE` where agents run ("+report.Agents+" if not said); again for each of several, and of no other they are believed", func(namespace string) error {
+		if namespace == "" {
+			return errors.New("a namespace has a name")
+		}
+		agents = append(agents, namespace)
+		return nil
+	})
 	output := flags.String("o", "", "json; a table if empty")
 	flags.Usage = func() {
 		fmt.Fprint(flags.Output(), help)
@@ -78,8 +85,11 @@ func run(ctx context.Context, args []string, out, errs io.Writer) int {
 		fmt.Fprintln(errs, "kubectl-takt: -n and -A contradict each other: leave one out")
 		return 2
 	}
+	if len(agents) == 0 {
+		agents = []string{report.Agents}
+	}
 	config := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: *current})
-	pods, problems, err := ask(ctx, config, *namespace, *all, *agents)
+	pods, problems, err := ask(ctx, config, *namespace, *all, agents)
 	if err != nil {
 		fmt.Fprintln(errs, "kubectl-takt:", err)
 		return 1
@@ -104,7 +114,7 @@ func run(ctx context.Context, args []string, out, errs io.Writer) int {
 	return 0
 }
 
-func ask(ctx context.Context, config clientcmd.ClientConfig, namespace string, all bool, agents string) ([]report.Pod, []string, error) {
+func ask(ctx context.Context, config clientcmd.ClientConfig, namespace string, all bool, agents []string) ([]report.Pod, []string, error) {
 	rest, err := config.ClientConfig()
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot reach the API server: %w", err)
@@ -120,7 +130,7 @@ func ask(ctx context.Context, config clientcmd.ClientConfig, namespace string, a
 			return nil, nil, err
 		}
 	}
-	return report.Cluster(ctx, client, report.Ask(client), namespace, agents)
+	return report.Cluster(ctx, client, report.Ask(client), namespace, agents...)
 }
 
 // table is a line for each pod, and one below for each problem.

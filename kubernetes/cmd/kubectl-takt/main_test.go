@@ -21,7 +21,7 @@ import (
 	"github.com/takt-dev/takt/kubernetes/internal/report"
 )
 
-// api is what of an API server is asked: two lists of pods, and the way to an agent.
+// api is what of an API server is asked: lists of pods, and the way to an agent.
 func api(t *testing.T, programs uint32) (kubeconfig string) {
 	t.Helper()
 	agent := corev1.Pod{
@@ -43,8 +43,10 @@ func api(t *testing.T, programs uint32) (kubeconfig string) {
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
-		case "/api/v1/pods":
+		case "/api/v1/namespaces/kube-system/pods":
 			answer(w, list(agent))
+		case "/api/v1/namespaces/takt/pods":
+			answer(w, list())
 		case "/api/v1/namespaces/default/pods":
 			answer(w, list(talker))
 		case "/api/v1/namespaces/kube-system/serviceaccounts/takt-node-view/token":
@@ -116,7 +118,7 @@ func TestPodsAreShownAsATableAndAsJSON(t *testing.T) {
 			t.Errorf("%q and not %q", fields, want)
 		}
 		out.Reset()
-		run(context.Background(), []string{"-kubeconfig", kubeconfig, "-o", "json"}, &out, &errs)
+		run(context.Background(), []string{"-kubeconfig", kubeconfig, "-agents", "takt", "-agents", "kube-system", "-o", "json"}, &out, &errs)
 		var told struct{ Pods []report.Pod }
 		if err := json.Unmarshal(out.Bytes(), &told); err != nil || len(told.Pods) != 1 || told.Pods[0].Reserved[0].Runtime != "4ms" {
 			t.Errorf("%v: %s", err, &out)
@@ -130,6 +132,7 @@ func TestMistakesInTheCommandAreToldWithTheRemedy(t *testing.T) {
 		"-o yaml":                   "write json",
 		"-A -n default":             "contradict",
 		"-colour":                   "not defined",
+		"-agents=":                  "a namespace has a name",
 		"-kubeconfig /nowhere/file": "no such file",
 	} {
 		var out, errs bytes.Buffer

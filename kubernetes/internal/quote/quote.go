@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/status"
 )
@@ -36,6 +38,15 @@ func Shorten(text string, most int) string {
 		return text
 	}
 	return strings.ToValidUTF8(text[:most-len(more)], "") + more
+}
+
+// Printable is a text with escapes for what is not printed but does something to a terminal, or to a table.
+func Printable(text string) string {
+	if utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsGraphic(r) }) {
+		return text
+	}
+	quoted := strconv.QuoteToGraphic(text)
+	return quoted[1 : len(quoted)-1]
 }
 
 // Plain is the text of an error without what gRPC puts before a status of its, wherever in the error that is.

@@ -33,6 +33,11 @@ func TestWhatOthersHaveWrittenIsSaidAgainInBounds(t *testing.T) {
 			t.Errorf("%d bytes are %d: %q", len(text), len(is), is)
 		}
 	}
+	for text, want := range map[string]string{"": "", `é "q" \ …`: `é "q" \ …`, "\x1b[2J\n": `\x1b[2J\n`, "a\u009bb\u202e\xff": `a\u009bb\u202e\xff`} {
+		if is := Printable(text); is != want {
+			t.Errorf("%q is printed as %s", text, is)
+		}
+	}
 	refused := status.Error(codes.FailedPrecondition, "the gate is closed")
 	for want, err := range map[string]error{
 		"the gate is closed":                         errors.Join(refused, nil),

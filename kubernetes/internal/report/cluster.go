@@ -1,10 +1,12 @@
 package report
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -16,12 +18,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
 )
 
 // Selector finds the agents of a cluster.
 const Selector = "app.kubernetes.io/name=takt-node"
 
-// Agents is the namespace where they are looked for by those who may not list the pods of all.
+// Agents is the namespace where they run, unless somebody says otherwise.
 const Agents = "kube-system"
 
 // atOnce is how many agents are asked at a time.
@@ -44,29 +47,28 @@ type Pod struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// agents are those of all namespaces; of one for those who may list the pods of that one alone.
-func agents(ctx context.Context, client kubernetes.Interface, namespace string) (*corev1.PodList, error) {
-	selected := metav1.ListOptions{LabelSelector: Selector}
-	found, err := client.CoreV1().Pods("").List(ctx, selected)
-	if apierrors.IsForbidden(err) {
-		found, err = client.CoreV1().Pods(namespace).List(ctx, selected)
-		if err == nil && len(found.Items) == 0 {
-			err = fmt.Errorf("there are none in namespace %s: name the one where takt-node runs by -agents", namespace)
+// agents are those of some namespaces. Whoever may make pods elsewhere can give them the agents' label.
+func agents(ctx context.Context, client kubernetes.Interface, namespaces []string) (all []corev1.Pod, err error) {
+	for _, namespace := range namespaces {
+		found, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: Selector})
+		if apierrors.IsForbidden(err) {
+			return nil, fmt.Errorf("cannot list the agents: that needs the right to list pods in namespace %s: have role takt-node-view bound to you there, or name the namespace where takt-node runs by -agents: %w", namespace, err)
 		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot list the agents: %w", err)
+		}
+		all = append(all, found.Items...)
 	}
-	if apierrors.IsForbidden(err) {
-		err = fmt.Errorf("that needs the right to list pods in namespace %s, or in all: have role takt-node-view bound to you there, or name the namespace where takt-node runs by -agents: %w", namespace, err)
+	if len(all) == 0 {
+		return nil, fmt.Errorf("there are no agents in namespace %s: name the one where takt-node runs by -agents", strings.Join(namespaces, ", "))
 	}
-	if err != nil {
-		return nil, fmt.Errorf("cannot list the agents: %w", err)
-	}
-	return found, nil
+	// What was evicted stays for a while, beside its successor.
+	return slices.DeleteFunc(all, func(agent corev1.Pod) bool { return ended(&agent) }), nil
 }
 
 // Cluster asks the agents of the nodes that have pods of a namespace (all: ""), and returns those of them that are time-sensitive,
-// attached, reserved or waiting for gate time, and what is wrong with agents. They are looked for in the namespace at by those
-// who may not list the pods of all.
-func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.Context, *corev1.Pod) (Node, error), namespace, at string) ([]Pod, []string, error) {
+// attached, reserved or waiting for gate time, and what is wrong with agents. These are looked for in the namespaces at.
+func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.Context, *corev1.Pod) (Node, error), namespace string, at ...string) ([]Pod, []string, error) {
 	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if apierrors.IsForbidden(err) && namespace == "" {
 		return nil, nil, fmt.Errorf("cannot list the pods: that needs the right to list pods in all namespaces: name one by -n: %w", err)
@@ -78,21 +80,21 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 	if err != nil {
 		return nil, nil, err
 	}
-	agents.Items = slices.DeleteFunc(agents.Items, func(agent corev1.Pod) bool {
+	agents = slices.DeleteFunc(agents, func(agent corev1.Pod) bool {
 		return namespace != "" && !slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return pod.Spec.NodeName == agent.Spec.NodeName })
 	})
 	type answer struct {
 		Node
 		err error
 	}
-	answers := make([]answer, len(agents.Items))
+	answers := make([]answer, len(agents))
 	var asked sync.WaitGroup
 	free := make(chan struct{}, atOnce)
-	for i := range agents.Items {
+	for i := range agents {
 		free <- struct{}{}
 		asked.Go(func() {
 			defer func() { <-free }()
-			answers[i].Node, answers[i].err = ask(ctx, &agents.Items[i])
+			answers[i].Node, answers[i].err = ask(ctx, &agents[i])
 		})
 	}
 	asked.Wait()
@@ -100,12 +102,12 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 	said := map[string]*Node{}
 	silent := map[string]error{}
 	problems := []string{}
-	for i, agent := range agents.Items {
+	for i, agent := range agents {
 		node := agent.Spec.NodeName
 		switch {
 		case answers[i].err != nil:
 			silent[node] = answers[i].err
-			problems = append(problems, fmt.Sprintf("node %s: its agent %s/%s does not answer: %v", node, agent.Namespace, agent.Name, answers[i].err))
+			problems = append(problems, quote.Printable(fmt.Sprintf("node %s: its agent %s/%s does not answer: %v", node, agent.Namespace, agent.Name, answers[i].err)))
 		case said[node] == nil:
 			said[node] = &answers[i].Node
 			if networks := answers[i].Networks; networks != nil && networks.Problem != "" {
@@ -209,7 +211,7 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 		return ""
 	case pod.Spec.NodeName == "":
 		return "not placed yet: kubectl describe pod"
-	case silent != nil:
+	case silent != nil && (node == nil || node.Networks == nil):
 		return "the agent of its node does not answer"
 	case node == nil:
 		return "its node has no takt-node"
@@ -325,20 +327,65 @@ func Ask(client kubernetes.Interface) func(context.Context, *corev1.Pod) (Node, 
 				if token != "" {
 					request.SetHeader(TokenHeader, token)
 				}
-				text, err := request.DoRaw(ctx)
+				body, err := request.Stream(ctx)
 				if apierrors.IsForbidden(err) {
 					return Node{}, fmt.Errorf("that needs the right to get pods/proxy in namespace %s: have role takt-node-view bound to you there: %w", agent.Namespace, err)
 				}
 				if err != nil {
 					return Node{}, err
 				}
-				var told Node
-				if err := json.Unmarshal(text, &told); err != nil {
-					return Node{}, fmt.Errorf("its answer is not of this version: %w", err)
-				}
-				return told, nil
+				defer body.Close()
+				return read(body)
 			}
 		}
 		return Node{}, fmt.Errorf("it has no port named metrics")
 	}
+}
+
+// longest is what an agent may say: many times as much as of the most pods that a node has.
+const longest = 16 << 20
+
+// read is what an agent says. Its texts are printable: some of them are of pods' programs.
+func read(body io.Reader) (Node, error) {
+	text, err := io.ReadAll(io.LimitReader(body, longest+1))
+	if err != nil {
+		return Node{}, err
+	}
+	if len(text) > longest {
+		return Node{}, fmt.Errorf("its answer is longer than %d MiB", longest>>20)
+	}
+	var said any
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber()
+	err = decoder.Decode(&said)
+	if err == nil {
+		text, err = json.Marshal(printable(said))
+	}
+	var told Node
+	if err == nil {
+		err = json.Unmarshal(text, &told)
+	}
+	if err != nil {
+		return Node{}, fmt.Errorf("its answer is not of this version: %w", err)
+	}
+	return told, nil
+}
+
+// printable is a JSON value with printable texts.
+func printable(value any) any {
+	switch value := value.(type) {
+	case string:
+		return quote.Printable(value)
+	case []any:
+		for at := range value {
+			value[at] = printable(value[at])
+		}
+	case map[string]any:
+		all := make(map[string]any, len(value))
+		for key, of := range value {
+			all[quote.Printable(key)] = printable(of)
+		}
+		return all
+	}
+	return value
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -147,21 +148,22 @@ func TestWhoMayListPodsOfANamespaceSeesThem(t *testing.T) {
 		return Node{Networks: &Networks{Attached: []Attached{{Namespace: "factory", Pod: "talker", Interface: "eth0", Programs: 1}}}}, nil
 	}
 	for _, tc := range []struct {
-		may           []string
-		namespace, at string
-		wrong         string
+		may       []string
+		namespace string
+		at        []string
+		wrong     string
 	}{
-		{[]string{"factory"}, "", Agents, "list pods in all namespaces: name one by -n"},
-		{[]string{"factory"}, "factory", "takt", "list pods in namespace takt, or in all: have role takt-node-view bound to you there"},
-		{[]string{"factory", Agents}, "factory", Agents, "none in namespace kube-system: name the one where takt-node runs by -agents"},
-		{[]string{"factory", "takt"}, "factory", "takt", ""},
-		{[]string{"factory", ""}, "factory", Agents, ""},
+		{[]string{"factory"}, "", []string{Agents}, "list pods in all namespaces: name one by -n"},
+		{[]string{"factory"}, "factory", []string{"takt"}, "list pods in namespace takt: have role takt-node-view bound to you there"},
+		{[]string{"factory", Agents}, "factory", []string{Agents}, "no agents in namespace kube-system: name the one where takt-node runs by -agents"},
+		{[]string{"factory", "takt"}, "factory", []string{"takt"}, ""},
+		{[]string{"factory", "takt", Agents}, "factory", []string{Agents, "takt"}, ""},
 	} {
 		clear(may)
 		for _, namespace := range tc.may {
 			may[namespace] = true
 		}
-		pods, problems, err := Cluster(context.Background(), client, ask, tc.namespace, tc.at)
+		pods, problems, err := Cluster(context.Background(), client, ask, tc.namespace, tc.at...)
 		if tc.wrong != "" {
 			if err == nil || !strings.Contains(err.Error(), tc.wrong) {
 				t.Errorf("%+v: %v", tc, err)
@@ -176,6 +178,78 @@ func TestWhoMayListPodsOfANamespaceSeesThem(t *testing.T) {
 	if want := []string{"takt-node-1", "takt-node-1"}; !slices.Equal(asked, want) {
 		t.Errorf("asked are %q", asked)
 	}
+}
+
+// The label of the agents is anybody's; the namespace where they run is not.
+func TestAPodThatPassesForAnAgentIsNotBelieved(t *testing.T) {
+	attached := func(network string) Node {
+		return Node{Networks: &Networks{Attached: []Attached{{Namespace: "factory", Pod: "talker", Interface: "eth0", Network: network, Programs: 1}}}}
+	}
+	impostor, evicted, half := agent("a-takt-node", "one"), agent("evicted", "one"), agent("half", "one")
+	impostor.Namespace = "factory"
+	evicted.Status.Phase = corev1.PodFailed
+	talker := pod("factory", "talker", "one", map[string]string{"takt.dev/time-sensitive": "true"})
+	timeout := errors.New("timed out\x1b[2J")
+	for name, tc := range map[string]struct {
+		beside   *corev1.Pod
+		says     func() (Node, error)
+		problems int
+	}{
+		"alone":                          {nil, nil, 0},
+		"silent, elsewhere":              {impostor, func() (Node, error) { return Node{}, timeout }, 0},
+		"of other networks, elsewhere":   {impostor, func() (Node, error) { return attached("another"), nil }, 0},
+		"evicted":                        {evicted, func() (Node, error) { return Node{}, timeout }, 0},
+		"the other half of one, silent":  {half, func() (Node, error) { return Node{}, timeout }, 1},
+		"the other half of one, answers": {half, func() (Node, error) { return Node{}, nil }, 0},
+	} {
+		objects := []runtime.Object{agent("takt-node-1", "one"), talker}
+		if tc.beside != nil {
+			objects = append(objects, tc.beside)
+		}
+		ask := func(_ context.Context, of *corev1.Pod) (Node, error) {
+			if of.Name == "takt-node-1" {
+				return attached("pods"), nil
+			}
+			return tc.says()
+		}
+		for _, namespace := range []string{"factory", ""} {
+			pods, problems, err := Cluster(context.Background(), fake.NewClientset(objects...), ask, namespace, Agents)
+			if err != nil || len(problems) != tc.problems || len(pods) != 1 || pods[0].Problem != "" || len(pods[0].Attached) != 1 || pods[0].Attached[0].Network != "pods" {
+				t.Errorf("%s: %+v, %q, %v", name, pods, problems, err)
+			}
+			if strings.Contains(strings.Join(problems, ""), "\x1b") {
+				t.Errorf("%s: a terminal is told %q", name, problems)
+			}
+		}
+	}
+}
+
+func TestWhatAnAgentSaysIsReadInBoundsAndPrintable(t *testing.T) {
+	said := `{"node": "one", "networks": {"problem": "a\u001b]0;b\n\u202e", "attached": [{"pod": "é \"q\"", "launches": {"left": 18446744073709551615}, "refusedBy": {"\u009bx": 3}}]}}`
+	told, err := read(strings.NewReader(said))
+	if err != nil || told.Node != "one" || told.Networks.Problem != `a\x1b]0;b\n\u202e` {
+		t.Fatalf("%+v, %v", told.Networks, err)
+	}
+	if of := told.Networks.Attached[0]; of.Pod != `é "q"` || of.Launches.Left != 18446744073709551615 || of.RefusedBy[`\u009bx`] != 3 {
+		t.Errorf("%+v", of)
+	}
+	endless := io.MultiReader(strings.NewReader(`{"node": "`), forever{})
+	if _, err := read(endless); err == nil || !strings.Contains(err.Error(), "longer than 16 MiB") {
+		t.Errorf("an answer without end: %v", err)
+	}
+	if _, err := read(strings.NewReader("<html>")); err == nil || !strings.Contains(err.Error(), "not of this version") {
+		t.Errorf("another page: %v", err)
+	}
+}
+
+// forever reads as the same letter.
+type forever struct{}
+
+func (forever) Read(to []byte) (int, error) {
+	for at := range to {
+		to[at] = 'a'
+	}
+	return len(to), nil
 }
 
 // What lacks is named, and an agent of an earlier release, which knows no tokens, is asked without.
