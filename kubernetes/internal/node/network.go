@@ -193,6 +193,9 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 	if err := checkAnnotations(sandbox.GetAnnotations()); err != nil {
 		return err
 	}
+	if err := n.checkNamed(ctx, sandbox, ctr); err != nil {
+		return err
+	}
 	wish, err := n.wishes(sandbox.GetAnnotations(), ctr.GetName())
 	if err != nil {
 		return err

@@ -39,6 +39,7 @@ func newNetworkSite(t *testing.T) *site {
 
 func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
 	s := newNetworkSite(t)
+	s.known()
 	for _, name := range []string{"chained/eth0", "both/eth0", "both/net1"} {
 		if err := os.MkdirAll(filepath.Join(s.config.Network.Sockets, name), 0o755); err != nil {
 			t.Fatal(err)
@@ -434,6 +435,7 @@ func TestTheNetworkOfAConfigurationIsChecked(t *testing.T) {
 
 func TestContainersThatAskForItGetTheNodesLibrary(t *testing.T) {
 	s := networked(t)
+	s.known()
 	s.config.Network.Library = filepath.Join(s.dir, "libtakt.so.0")
 	s.startAgent()
 	create := func(id string, env []string, annotations map[string]string) ([]string, []string, error) {

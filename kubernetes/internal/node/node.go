@@ -67,6 +67,8 @@ type Node struct {
 	// attended are the containers that may start without a reservation, denials what others are to be denied.
 	attended attended
 	denials  denials
+	// named are the sandboxes of pods that have the containers which their annotations name.
+	named sync.Map
 
 	// order wakes the one who publishes the cores in their new order.
 	order chan struct{}

@@ -533,6 +533,7 @@ func (p *nriPlugin) StopContainer(ctx context.Context, _ *api.PodSandbox, ctr *a
 
 // StopPodSandbox is told when a pod ends, and loses its interfaces.
 func (p *nriPlugin) StopPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
+	p.n.named.Delete(sandbox.GetId())
 	if p.n.veths != nil {
 		// The runtime does not wait for that: it ends with its device, too.
 		go p.n.veths.forget(sandbox.GetId())

@@ -257,6 +257,7 @@ func ociPolicy(policy *api.LinuxSeccomp) *ocispec.LinuxSeccomp {
 
 func TestAContainerThatRequiresThePreloadAloneIsCreatedSo(t *testing.T) {
 	s := vethSite(t, "")
+	s.known()
 	for id, tc := range map[string]struct {
 		more []string
 		want bool

@@ -125,6 +125,7 @@ func (s *site) holder(sandbox, ifName string) int {
 
 func TestLaunchTimesAreTakenAtTheVethOfATimeSensitivePod(t *testing.T) {
 	s := vethSite(t, "")
+	s.known()
 	for name, tc := range map[string]struct {
 		more      []string
 		started   string
