@@ -158,12 +158,12 @@ func (n *Node) stillAttached(ctx context.Context) (names []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, askAPI)
-	defer cancel()
 	for _, at := range all {
 		namespace, name, _ := cni.Named(at.Name)
 		if namespace != "" {
-			pod, err := n.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+			bounded, cancel := context.WithTimeout(ctx, askAPI)
+			pod, err := n.client.CoreV1().Pods(namespace).Get(bounded, name, metav1.GetOptions{})
+			cancel()
 			if apierrors.IsNotFound(err) || err == nil && (pod.Spec.NodeName != n.name || at.UID != "" && string(pod.UID) != at.UID) {
 				continue
 			}

@@ -2,17 +2,23 @@ package node
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	k8stesting "k8s.io/client-go/testing"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
@@ -209,4 +215,48 @@ func TestAnAgentThatUninstallsSaysWhatItCannotSeeAndNeverHangs(t *testing.T) {
 		}
 	}()
 	t.Errorf("it ended with %v", agent.Uninstall(background))
+}
+
+// answering is an API server that is asked by requests which have not gone anywhere.
+type answering func(*http.Request) *http.Response
+
+func (a answering) RoundTrip(request *http.Request) (*http.Response, error) { return a(request), nil }
+
+// However many pods have left something, each is asked for with as much patience.
+func TestUninstallingWaitsForTheAPIServerAsLongForEachPod(t *testing.T) {
+	dir := t.TempDir()
+	const pods = 50
+	for at := range pods {
+		directory := filepath.Join(dir, fmt.Sprintf("%04d", at), "eth0")
+		if err := os.MkdirAll(directory, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for name, text := range map[string]string{"network": "tsn", "identity": fmt.Sprintf("plant/pod-%d/eth0", at)} {
+			if err := os.WriteFile(filepath.Join(directory, name), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var until []time.Time
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: answering(func(request *http.Request) *http.Response {
+		deadline, bounded := request.Context().Deadline()
+		if !bounded {
+			t.Error("one is asked for without end")
+		}
+		until = append(until, deadline)
+		return &http.Response{StatusCode: http.StatusNotFound, Header: http.Header{"Content-Type": {"application/json"}}, Request: request,
+			Body: io.NopCloser(strings.NewReader(`{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}`))}
+	})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &Node{client: client, name: nodeName, config: Config{Network: &NetworkConfig{Sockets: dir}}}
+	if names, err := n.stillAttached(background); err != nil || len(names) > 0 || len(until) != pods {
+		t.Errorf("%v, %v after %d pods", names, err, len(until))
+	}
+	for at := 1; at < len(until); at++ {
+		if !until[at].After(until[at-1]) {
+			t.Fatalf("pod %d has no more time than the one before", at)
+		}
+	}
 }
