@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -21,23 +22,56 @@ import (
 // every pod reaches the agent's port: who asks shows a token of the one user that may, which is good for nothing else.
 type viewers struct {
 	n *Node
-	// review bounds how often the API server is asked: anybody may show tokens.
+	// review bounds how often the API server is asked in all: anybody may show tokens.
 	review flowcontrol.RateLimiter
 
 	mu sync.Mutex
 	// known are tokens that were good, each until when that is not asked again.
 	known map[[sha256.Size]byte]time.Time
+	// askers are those whose tokens were not known, by address.
+	askers map[netip.Addr]*asking
+}
+
+// asking bounds how often the API server is asked for one address, so that nobody has the turns of others.
+type asking struct {
+	review flowcontrol.RateLimiter
+	last   time.Time
 }
 
 // How often tokens are looked at, and for how long one that was good is.
 const (
 	reviewsPerSecond = 2
 	reviewsAtOnce    = 10
-	reviewHolds      = time.Minute
+	// Of all addresses together.
+	allReviewsPerSecond = 10
+	allReviewsAtOnce    = 40
+	mostAskers          = 1024
+	reviewHolds         = time.Minute
 )
 
 func newViewers(n *Node) *viewers {
-	return &viewers{n: n, review: flowcontrol.NewTokenBucketRateLimiter(reviewsPerSecond, reviewsAtOnce), known: map[[sha256.Size]byte]time.Time{}}
+	return &viewers{n: n, review: flowcontrol.NewTokenBucketRateLimiter(allReviewsPerSecond, allReviewsAtOnce),
+		known: map[[sha256.Size]byte]time.Time{}, askers: map[netip.Addr]*asking{}}
+}
+
+// mayAsk says whether the API server may be asked for an address. Call with v.mu held.
+func (v *viewers) mayAsk(from netip.Addr, now time.Time) bool {
+	one := v.askers[from]
+	if one == nil {
+		if len(v.askers) >= mostAskers {
+			// Who has been silent for so long may ask as one that is new.
+			maps.DeleteFunc(v.askers, func(_ netip.Addr, of *asking) bool {
+				return now.Sub(of.last) > reviewsAtOnce*time.Second/reviewsPerSecond
+			})
+		}
+		if len(v.askers) >= mostAskers {
+			return false
+		}
+		one = &asking{review: flowcontrol.NewTokenBucketRateLimiter(reviewsPerSecond, reviewsAtOnce)}
+		v.askers[from] = one
+	}
+	one.last = now
+	return one.review.TryAccept() && v.review.TryAccept()
 }
 
 // admit says why a request is not answered, with its HTTP status; nil if it is.
@@ -54,11 +88,12 @@ func (v *viewers) admit(ctx context.Context, request *http.Request) (status int,
 	v.mu.Lock()
 	maps.DeleteFunc(v.known, func(_ [sha256.Size]byte, until time.Time) bool { return now.After(until) })
 	_, good := v.known[key]
+	may := good || v.mayAsk(sourceOf(request.RemoteAddr), now)
 	v.mu.Unlock()
 	if good {
 		return 0, nil
 	}
-	if !v.review.TryAccept() {
+	if !may {
 		return http.StatusTooManyRequests, fmt.Errorf("more than %d tokens are shown in a second: try again", reviewsPerSecond)
 	}
 	ctx, cancel := context.WithTimeout(ctx, askAPI)

@@ -95,6 +95,33 @@ func TestWhatTheAgentSaysOfPodsIsForItsViewerAlone(t *testing.T) {
 	}
 }
 
+func TestWhoShowsBadTokensKeepsNobodyElseFromTheAgent(t *testing.T) {
+	client := fake.NewClientset()
+	reviews := reviewing(client)
+	agent := &Node{client: client, name: nodeName, config: Config{Viewer: viewer}}
+	agent.viewers = newViewers(agent)
+	ask := func(from, token string) int {
+		request, answer := httptest.NewRequest(http.MethodGet, report.Path, nil), httptest.NewRecorder()
+		request.RemoteAddr = from
+		request.Header.Set(report.TokenHeader, token)
+		agent.serveReport(answer, request)
+		return answer.Code
+	}
+	for at := range 2 * reviewsAtOnce {
+		ask(fmt.Sprintf("10.0.0.9:%d", 1000+at), fmt.Sprint("made-up-", at))
+	}
+	if code := ask("10.0.0.1:1000", "viewer"); code != http.StatusOK {
+		t.Errorf("the viewer is answered %d", code)
+	}
+	// Nor do many together cost the API server, or the agent, very much.
+	for at := range 4 * mostAskers {
+		ask(fmt.Sprintf("[fd00::%x]:1000", at), "made-up")
+	}
+	if most := mostAskers; len(agent.viewers.askers) > most || *reviews > most {
+		t.Errorf("%d addresses are remembered, %d tokens looked at", len(agent.viewers.askers), *reviews)
+	}
+}
+
 // The same with a real API server's tokens.
 func TestANodeTellsOfPodsByATokenOfTheAPIServer(t *testing.T) {
 	client, err := kubernetes.NewForConfig(apitest.Start(t, "../../../deploy/helm/takt-node/crds"))
