@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/nri/pkg/api"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -429,6 +431,24 @@ func TestWhatWasCreatedWhileTheAgentWasAwayIsNotStarted(t *testing.T) {
 	}
 	if err := s.mustCreate("pod", "main", "idle", env).gate(); err != nil {
 		t.Errorf("created anew: %v", err)
+	}
+}
+
+// Nor where an agent before has given it the sockets of its pod.
+func TestAContainerWithSocketsAndAReservationThatWasCreatedBeforeIsNotStarted(t *testing.T) {
+	s := networked(t)
+	s.startAgent()
+	env := s.ready(s.claim("claim", plain, nil))
+	early := s.mustCreate("pod", "main", "idle", env)
+	early.ctr.Pid = 0 // as containerd has it until the start
+	early.ctr.Mounts = []*api.Mount{{Source: filepath.Join(s.config.Network.Sockets, early.pod.Id), Destination: containerSockets}}
+	s.stop()
+	s.startAgent()
+	if err := early.gate(); err == nil || !strings.Contains(err.Error(), "has not seen") {
+		t.Errorf("the gate says %v", err)
+	}
+	if got := early.policy(); got.Policy != sched.Other {
+		t.Errorf("it has %+v", got)
 	}
 }
 

@@ -90,7 +90,8 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 	all = slices.SortedStableFunc(slices.Values(all), func(a, b *api.Container) int {
 		return cmp.Or(-cmp.Compare(a.GetState(), b.GetState()), -cmp.Compare(a.GetCreatedAt(), b.GetCreatedAt()))
 	})
-	n.attended.reset(slices.DeleteFunc(slices.Clone(all), func(ctr *api.Container) bool { return !n.hasSockets(ctr) }))
+	// One with a reservation is the gate's to refuse unless this agent has created it, or taken it back.
+	n.attended.reset(slices.DeleteFunc(slices.Clone(all), func(ctr *api.Container) bool { return !n.hasSockets(ctr) || len(marks(ctr)) > 0 }))
 	present := map[string]bool{}
 	for _, ctr := range all {
 		reserved := len(marks(ctr)) > 0
