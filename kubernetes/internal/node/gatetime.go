@@ -689,8 +689,33 @@ func (g *gateTimes) bound(ctx context.Context, all listeners, pod Pod, directory
 	return nil
 }
 
-// hasClass says whether a pod may send in the class that all is to be in which is taken at its veths. What taktd does not say is
-// not refused: launch times are not taken without it.
+// lacking says which classes an interface has, if a class that all of its launch times are to be in is none of them.
+func lacking(listener *adminv1.Listener, ifName, class string) string {
+	if listener == nil || slices.Contains(listener.GetClasses(), uint32(class[0]-'0')) {
+		return ""
+	}
+	return fmt.Sprintf("%v of network %s at %s", listener.GetClasses(), listener.GetEndpoint().GetNetwork(), ifName)
+}
+
+// tellOfClass tells a pod that an interface where launch times are taken now does not have their class.
+func (g *gateTimes) tellOfClass(ctx context.Context, w vethWish) {
+	if w.Class == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTaktd)
+	defer cancel()
+	all, err := g.listeners(ctx)
+	if err != nil {
+		return
+	}
+	if lacks := lacking(all[w.Socket], w.Interface, w.Class); lacks != "" {
+		g.n.event(w.of(), corev1.EventTypeWarning, reasonVeth, "%s: %s is %q, and the pod has classes %s: what has a launch time is refused there; give it that class (classes of takt-cni's configuration, access of the TaktNetwork, a claim for gate time), or write one of these",
+			codeAnnotation, annotationClass, w.Class, lacks)
+	}
+}
+
+// hasClass says whether a pod may send, by one of its interfaces, in the class that all is to be in which is taken at its veths;
+// it is told of the others (tellOfClass). What taktd does not say is not refused: launch times are not taken without it.
 func (g *gateTimes) hasClass(ctx context.Context, sandbox *api.PodSandbox, wish wish, attached []string) error {
 	if !wish.veth() || wish.class == "" {
 		return nil
@@ -701,11 +726,11 @@ func (g *gateTimes) hasClass(ctx context.Context, sandbox *api.PodSandbox, wish 
 	}
 	var lack []string
 	for _, name := range attached {
-		listener := all[filepath.Join(g.n.config.Network.Sockets, sandbox.GetId(), name, cni.SocketName)]
-		if listener == nil || slices.Contains(listener.GetClasses(), uint32(wish.class[0]-'0')) {
+		lacks := lacking(all[filepath.Join(g.n.config.Network.Sockets, sandbox.GetId(), name, cni.SocketName)], name, wish.class)
+		if lacks == "" {
 			return nil
 		}
-		lack = append(lack, fmt.Sprintf("%v of network %s at %s", listener.GetClasses(), listener.GetEndpoint().GetNetwork(), name))
+		lack = append(lack, lacks)
 	}
 	return refuse(codeAnnotation, "%s is %q, and the pod has classes %s: write one of these, or give it that class (classes of takt-cni's configuration, access of the TaktNetwork, a claim for gate time)",
 		annotationClass, wish.class, strings.Join(lack, ", "))

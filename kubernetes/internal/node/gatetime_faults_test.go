@@ -490,3 +490,63 @@ func TestAClassThatThePodHasNotIsToldAtItsStart(t *testing.T) {
 		t.Errorf("a class that nothing is taken in: %v", err)
 	}
 }
+
+// Each interface has classes of its own; taktd may say which only when the pod runs, or another agent is there.
+func TestAPodIsToldOfEachInterfaceWithoutItsClass(t *testing.T) {
+	s := newSite(t)
+	s.stop()
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), Preload: s.library(), Takt: filepath.Join(s.dir, "takt"), Path: PathVeth}
+	if err := s.config.Network.validate(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(s.config.Network.Takt, fmt.Appendf(nil, standIn, s.dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l := &listening{all: map[string]*adminv1.Listener{}}
+	for name, classes := range map[string][]uint32{"eth0": {0}, "net1": {0, 5}} {
+		s.attach("pod", name, "veth-"+name)
+		path := filepath.Join(s.config.Network.Sockets, "pod", name, "takt.sock")
+		l.all[path] = &adminv1.Listener{Path: path, Classes: classes, Endpoint: &adminv1.Endpoint{Network: "pods"}}
+	}
+	pod, ctr := sensitivePod("pod", annotationClass, "5")
+	begin := func() *Node {
+		agent, err := New(nodeName, s.config, s.client, s.events, s.backend)
+		if err != nil {
+			t.Fatal(err)
+		}
+		agent.host, agent.gates.admin = "/", l
+		t.Cleanup(func() { newVeths(agent).keep(background, nil) })
+		return agent
+	}
+	told := func(times int) {
+		t.Helper()
+		s.until("the pod is told", func() bool { return len(s.events.of("pod", reasonVeth)) >= times })
+	}
+	agent := begin()
+	wish, err := agent.wishes(pod.GetAnnotations(), "main")
+	if err == nil {
+		err = agent.gates.hasClass(background, pod, wish, []string{"eth0", "net1"})
+	}
+	if err == nil {
+		err = agent.takeAtVeths(background, pod, wish, []string{"eth0", "net1"}, true)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	told(1)
+	agent.veths.close()
+	s.runs(pod, ctr)
+	next := begin()
+	next.takeAgain(background, []*api.PodSandbox{pod}, []*api.Container{ctr})
+	told(2)
+	next.veths.close()
+	all := s.events.of("pod", reasonVeth)
+	for _, text := range all {
+		if !strings.HasPrefix(text, codeAnnotation+`: takt.dev/class is "5", and the pod has classes [0] of network pods at eth0: `) {
+			t.Errorf("the pod is told %q", text)
+		}
+	}
+	if len(all) != 2 {
+		t.Errorf("the pod is told %q", all)
+	}
+}

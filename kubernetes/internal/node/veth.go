@@ -275,6 +275,7 @@ func (a *veth) run(ctx context.Context) {
 			pause = vethAgain
 			logger.Info("Launch times are taken at the pod's veth", "required", a.wish.Required)
 			a.is(nil)
+			a.set.tasks.Go(func() { a.set.n.gates.tellOfClass(ctx, a.wish) })
 			select {
 			case <-program.ended:
 				err = a.said("it has ended")
