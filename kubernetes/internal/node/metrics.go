@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"math"
 	"net/http"
 	"slices"
@@ -104,7 +105,8 @@ var ofTheNode = []string{
 // refused counts a pod or a claim that is refused: as a failure where that is the node's.
 func (m *metrics) refused(at place, err error) {
 	code, _ := coded(err)
-	if slices.Contains(ofTheNode, code) {
+	var is refusal
+	if slices.Contains(ofTheNode, code) || errors.As(err, &is) && is.ofTheNode {
 		m.failed(at)
 		return
 	}

@@ -212,7 +212,9 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 		}
 		err := refuse(codeUnattached, "the pod asks for launch times by other annotations than %s, and no network has attached it: annotate it with %s: \"true\", or remove those", cni.Annotation, cni.Annotation)
 		if wish.sensitive {
-			err = refuse(codeUnattached, "the pod is time-sensitive (%s), and no network has attached it: put takt-cni into the CNI configuration of the node, or remove the annotation", cni.Annotation)
+			// The annotation is all that such a pod needs where takt-cni is in the node's configuration.
+			err = refusal{code: codeUnattached, ofTheNode: true,
+				err: fmt.Errorf("the pod is time-sensitive (%s), and no network has attached it: put takt-cni into the CNI configuration of the node, or remove the annotation", cni.Annotation)}
 		}
 		if n.config.Network.Unattached == RefuseUnattached {
 			return err

@@ -603,15 +603,16 @@ func TestWhatAPodAsksForInVainIsNoFailureOfTheNode(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(s.config.Network.Sockets, "pod/eth0"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	create := func(name, value string) {
+	refused := func(name string, sandbox *api.PodSandbox) {
 		t.Helper()
-		_, err := s.runtime.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{
-			Pod:       &api.PodSandbox{Id: "pod", Namespace: "default", Name: name, Uid: name, Annotations: map[string]string{"takt.dev/time-sensitive": value}},
-			Container: &api.Container{Id: name, PodSandboxId: "pod", Name: "main"},
-		})
-		if err == nil {
+		sandbox.Namespace, sandbox.Name, sandbox.Uid = "default", name, name
+		if _, err := s.createOf(sandbox, &api.Container{Id: name, PodSandboxId: sandbox.Id, Name: "main"}); err == nil {
 			t.Errorf("%s is not refused", name)
 		}
+	}
+	create := func(name, value string) {
+		t.Helper()
+		refused(name, &api.PodSandbox{Id: "pod", Annotations: map[string]string{"takt.dev/time-sensitive": value}})
 	}
 	counted := func(lines ...string) {
 		t.Helper()
@@ -630,4 +631,9 @@ func TestWhatAPodAsksForInVainIsNoFailureOfTheNode(t *testing.T) {
 	}
 	create("without-its-preload", "true")
 	counted(`takt_node_failures_total{where="create"} 1`, `takt_node_refusals_total{code="InvalidAnnotation",where="create"} 1`)
+	// A pod that is not attached has asked for launch times by another word, or its node has lost takt-cni.
+	refused("by-required-alone", &api.PodSandbox{Id: "unattached", Annotations: map[string]string{"takt.dev/preload": "required"}})
+	counted(`takt_node_failures_total{where="create"} 1`, `takt_node_refusals_total{code="NotAttached",where="create"} 1`)
+	refused("not-attached", &api.PodSandbox{Id: "unattached", Annotations: map[string]string{"takt.dev/time-sensitive": "true"}})
+	counted(`takt_node_failures_total{where="create"} 2`, `takt_node_refusals_total{code="NotAttached",where="create"} 1`)
 }

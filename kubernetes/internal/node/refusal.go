@@ -56,13 +56,15 @@ const (
 type refusal struct {
 	code string
 	err  error
+	// ofTheNode: an administrator has to mend it, though its code is mostly of what somebody asks for.
+	ofTheNode bool
 }
 
 func (r refusal) Error() string { return r.code + ": " + r.err.Error() }
 func (r refusal) Unwrap() error { return r.err }
 
 func refuse(code, format string, args ...any) error {
-	return refusal{code, fmt.Errorf(format, args...)}
+	return refusal{code: code, err: fmt.Errorf(format, args...)}
 }
 
 // coded is what people and programs are told of an error: its code, and the sentence without it.
