@@ -403,6 +403,13 @@ func TestNetworksAreNotTakenAwayFromUnderPods(t *testing.T) {
 		all := mustRender(t, values)
 		return []runtime.Object{find[*corev1.ConfigMap](t, all, ""), find[*appsv1.DaemonSet](t, all, "")}
 	}
+	// rolled is how far a DaemonSet's agents are.
+	rolled := func(objects []runtime.Object, generation, observed int64, updated, ready int32) []runtime.Object {
+		set := objects[1].(*appsv1.DaemonSet)
+		set.Generation = generation
+		set.Status = appsv1.DaemonSetStatus{ObservedGeneration: observed, DesiredNumberScheduled: 3, UpdatedNumberScheduled: updated, NumberReady: ready}
+		return objects
+	}
 	listed := &network.TaktNetwork{ObjectMeta: metav1.ObjectMeta{Name: "pods"}}
 	for name, tc := range map[string]struct {
 		had     []runtime.Object
@@ -415,7 +422,11 @@ func TestNetworksAreNotTakenAwayFromUnderPods(t *testing.T) {
 		"off":                      {had(with(true, false, false)), with(false, false, false), "network.enabled is false, and was true"},
 		"off and uninstalled":      {had(with(true, false, false)), with(false, false, true), "network.enabled is false, and was true"},
 		"uninstalled":              {had(with(true, true, false)), with(true, true, true), ""},
-		"off after that":           {had(with(true, true, true)), with(false, false, false), ""},
+		"off after that":           {rolled(had(with(true, true, true)), 2, 2, 3, 3), with(false, false, false), ""},
+		"off before it is seen":    {rolled(had(with(true, true, true)), 2, 1, 3, 3), with(false, false, false), "network.enabled is false, and was true"},
+		"off before all are there": {rolled(had(with(true, true, true)), 2, 2, 2, 3), with(false, false, false), "network.enabled is false, and was true"},
+		"off before all are done":  {rolled(had(with(true, true, true)), 2, 2, 3, 2), with(false, false, false), "network.enabled is false, and was true"},
+		"off before any is there":  {rolled(had(with(true, true, true)), 2, 2, 0, 0), with(false, false, false), "network.enabled is false, and was true"},
 		"objects off":              {had(with(true, true, false)), with(true, false, false), ""},
 		"objects off with objects": {append(had(with(true, true, false)), listed), with(true, false, false), "TaktNetwork pods would stay"},
 	} {

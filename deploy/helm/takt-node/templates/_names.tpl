@@ -63,9 +63,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{/* What a release has had is not taken away from under pods that use it. What is there is seen by `helm upgrade`, and not by `helm template`. */}}
 {{- define "takt-node.switches" -}}
 {{- $had := dig "network" (dict) (fromYaml (dig "data" "config.yaml" "" (lookup "v1" "ConfigMap" .Release.Namespace .Release.Name))) }}
+{{- $set := lookup "apps/v1" "DaemonSet" .Release.Namespace .Release.Name }}
 {{- $gone := false }}
-{{- range dig "spec" "template" "spec" "containers" (list) (lookup "apps/v1" "DaemonSet" .Release.Namespace .Release.Name) }}
+{{- range dig "spec" "template" "spec" "containers" (list) $set }}
 {{- $gone = or $gone (has "-uninstall" .args) }}
+{{- end }}
+{{- /* Set is not done: all agents are those that uninstall, and ready. */}}
+{{- $gone = and $gone (eq (int64 (dig "status" "observedGeneration" 0 $set)) (int64 (dig "metadata" "generation" 0 $set))) }}
+{{- range $count := list "updatedNumberScheduled" "numberReady" }}
+{{- $gone = and $gone (eq (int64 (dig "status" $count 0 $set)) (int64 (dig "status" "desiredNumberScheduled" 0 $set))) }}
 {{- end }}
 {{- if and $had (not $gone) }}
 {{- if not .Values.network.enabled }}
