@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -199,6 +200,11 @@ func (v *veths) close() {
 
 // keep ends what serves none of these sandboxes: also what an earlier agent has started.
 func (v *veths) keep(ctx context.Context, sandboxes []string) {
+	v.end(ctx, v.others(ctx, sandboxes))
+}
+
+// others are what serves none of these sandboxes, and whether this agent looks after it.
+func (v *veths) others(ctx context.Context, sandboxes []string) map[string]bool {
 	records, err := filepath.Glob(filepath.Join(v.directory, "*.lock"))
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot list the records of veths")
@@ -212,13 +218,21 @@ func (v *veths) keep(ctx context.Context, sandboxes []string) {
 		keys[key] = true
 	}
 	v.mu.Unlock()
+	maps.DeleteFunc(keys, func(key string, _ bool) bool { return slices.Contains(sandboxes, sandboxOf(key)) })
+	return keys
+}
+
+func sandboxOf(key string) string {
+	sandbox, _, _ := strings.Cut(key, ".")
+	return sandbox
+}
+
+// end ends what others has found.
+func (v *veths) end(ctx context.Context, keys map[string]bool) {
 	for key, known := range keys {
-		sandbox, _, _ := strings.Cut(key, ".")
-		switch {
-		case slices.Contains(sandboxes, sandbox):
-		case known:
-			v.forget(sandbox)
-		default:
+		if known {
+			v.forget(sandboxOf(key))
+		} else {
 			v.adoptToEnd(ctx, key)
 		}
 	}
@@ -658,6 +672,7 @@ func (n *Node) takeAgain(ctx context.Context, pods []*api.PodSandbox, containers
 			n.tell(podOf(pod), reasonVeth, "launch times are not taken at its veth", err)
 		}
 	}
-	// Not while the container runtime waits: it may take long to end.
-	go n.veths.keep(context.WithoutCancel(ctx), there)
+	// Before pods can come that are not among these; ended not while the container runtime waits, since that may take long.
+	others := n.veths.others(ctx, there)
+	go n.veths.end(context.WithoutCancel(ctx), others)
 }

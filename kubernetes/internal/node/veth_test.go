@@ -309,6 +309,29 @@ func TestLaunchTimesAreTakenWhileTheAgentIsAway(t *testing.T) {
 	s.until("it runs as it is wanted now", func() bool { last := s.started(); return strings.HasSuffix(last[len(last)-1], "--required") })
 }
 
+// What is to end is known before the container runtime goes on: pods that come then are not among those that it has told of.
+func TestAPodThatComesWhileOthersEndKeepsItsLaunchTimes(t *testing.T) {
+	s := vethSite(t, "")
+	create := func(name string) int {
+		t.Helper()
+		s.attach(name, "eth0", "veth-"+name)
+		if _, err := s.createOf(sensitivePod(name)); err != nil {
+			t.Fatal(err)
+		}
+		return s.holder(name, "eth0")
+	}
+	gone := create("gone")
+	others := s.agent.veths.others(background, nil)
+	came := create("came")
+	s.agent.veths.end(background, others)
+	if gone == 0 || s.holder("gone", "eth0") != 0 {
+		t.Errorf("that of a pod that has gone is still there, process %d", gone)
+	}
+	if came == 0 || s.holder("came", "eth0") != came {
+		t.Errorf("that of the pod that came has ended, process %d", came)
+	}
+}
+
 func TestAPodThatRequiresItsVethDoesNotStartWithout(t *testing.T) {
 	s := vethSite(t, "")
 	for name, tc := range map[string]struct {
