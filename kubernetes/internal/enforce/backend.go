@@ -55,6 +55,8 @@ type Container struct {
 	// Memory is the file that remembers which of the container's processes are its program's, where a later agent could
 	// not tell; none if empty. It goes with the reservation.
 	Memory string
+	// Runs says that its program runs already: an earlier agent has enforced the grants.
+	Runs bool
 }
 
 // Adjustment is what a backend needs of a container before it is created.

@@ -117,7 +117,7 @@ func (c *Cells) Enforce(container Container, grants []Grant) (Enforcement, error
 	if err != nil {
 		return nil, err
 	}
-	return (&threads{members: members, all: newSeats(grants), attr: deadlineAttr, place: arrive}).start()
+	return (&threads{members: members, all: newSeats(grants), attr: deadlineAttr, place: arrive}).start(container.Runs)
 }
 
 // arrive has a sleeping thread come to the core: the kernel counts it where it last ran.

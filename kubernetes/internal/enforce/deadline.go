@@ -49,7 +49,7 @@ func (Deadline) Enforce(c Container, grants []Grant) (Enforcement, error) {
 	if err != nil {
 		return nil, err
 	}
-	return (&threads{members: members, all: newSeats(grants), attr: deadlineAttr, span: rootDomain}).start()
+	return (&threads{members: members, all: newSeats(grants), attr: deadlineAttr, span: rootDomain}).start(c.Runs)
 }
 
 func rootDomain() ([]int, error) { return topology.RootDomain("/") }

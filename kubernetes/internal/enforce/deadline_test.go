@@ -770,6 +770,36 @@ func TestOverrunRulesBecomeFlags(t *testing.T) {
 	}
 }
 
+// Who had what nobody has now, an agent that has been restarted does not know.
+func TestWhatNobodyHasRestsWhenAnotherAgentTakesItBack(t *testing.T) {
+	p := begin(t)
+	ask := reservation.Threads{Select: reservation.SelectAsk}
+	grants := []Grant{grant("a", 2*ms, 4000*ms, 2, ask)}
+	before := enforce(t, Deadline{}, p, grants...)
+	first, second, third := p.do("thread first"), p.do("thread second"), p.do("thread third")
+	for _, thread := range []string{first, second} {
+		if _, err := before.Ask(p.cmd.Process.Pid, atoi(t, thread)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := before.Return(p.cmd.Process.Pid, atoi(t, second)); err != nil {
+		t.Fatal(err)
+	}
+	container := p.container()
+	container.Runs = true
+	after, err := Deadline{}.Enforce(container, grants)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { after.Release() })
+	if got := policy(t, p.outer(first)); got.Policy != sched.Deadline {
+		t.Errorf("first has %+v", got)
+	}
+	if _, err := after.Ask(p.cmd.Process.Pid, atoi(t, third)); err == nil || !strings.Contains(err.Error(), "another thread's less than a period ago") {
+		t.Errorf("third is told %v", err)
+	}
+}
+
 // The rules, over every history of births, deaths and names.
 func TestSeatsFollowTheRules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

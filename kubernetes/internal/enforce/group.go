@@ -156,7 +156,7 @@ func (g *Group) Enforce(c Container, grants []Grant) (Enforcement, error) {
 	return (&threads{
 		members: members, all: all, attr: groupAttr(grants), free: true,
 		release: func() error { return g.budgets.revoke(path) },
-	}).start()
+	}).start(c.Runs)
 }
 
 // Broken implements Backend.

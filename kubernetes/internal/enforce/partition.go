@@ -94,7 +94,7 @@ func (p *Partition) Enforce(c Container, grants []Grant) (Enforcement, error) {
 		place:   p.place,
 		unplace: func(thread sched.Thread) error { return p.move(thread, filepath.Join(p.root, home)) },
 		where:   p.where,
-	}).start()
+	}).start(c.Runs)
 }
 
 func (p *Partition) place(s seat, thread sched.Thread) error {

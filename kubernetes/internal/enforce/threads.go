@@ -469,12 +469,15 @@ func (t *threads) Release() error {
 	return errors.Join(failed...)
 }
 
-// start seats whom the rules choose before the program runs; what fails is undone.
-func (t *threads) start() (Enforcement, error) {
+// start seats whom the rules choose, where the program does not run yet before it does; what fails is undone.
+func (t *threads) start(runs bool) (Enforcement, error) {
 	t.mu.Lock()
 	if err := t.adopt(); err != nil {
 		t.mu.Unlock()
 		return nil, err
+	}
+	if runs {
+		t.restAll()
 	}
 	for {
 		_, err := t.refresh(startPatience)
@@ -510,6 +513,15 @@ func (t *threads) adopt() error {
 		}
 	}
 	return nil
+}
+
+// restAll leaves alone for its period what nobody has: a thread may have had it until a moment ago.
+func (t *threads) restAll() {
+	for _, s := range t.all {
+		for i := range s.held {
+			s.held[i].notBefore = time.Now().Add(s.rest)
+		}
+	}
 }
 
 func (t *threads) adoptOne(thread sched.Thread, index int, attr sched.Attr) bool {

@@ -175,8 +175,8 @@ func (t *tally) add(state enforce.State, missed func(tid int) misses.Count) news
 }
 
 // enforce takes a container under reservation, or says why that cannot be. It is called by whoever comes
-// first: gate, StartContainer or Synchronize.
-func (n *Node) enforce(ctx context.Context, c *container, pid int) error {
+// first: gate, StartContainer or Synchronize, which finds containers whose program runs.
+func (n *Node) enforce(ctx context.Context, c *container, pid int, runs bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.enforcement != nil {
@@ -194,7 +194,7 @@ func (n *Node) enforce(ctx context.Context, c *container, pid int) error {
 			return fmt.Errorf("process %d of container %s: %w: %w", pid, c.name, enforce.ErrGone, err)
 		}
 		began := time.Now()
-		enforcement, err := n.backend.Enforce(enforce.Container{ID: c.id, Init: pid, Root: "/", Memory: n.memory(c.id)}, c.grants)
+		enforcement, err := n.backend.Enforce(enforce.Container{ID: c.id, Init: pid, Root: "/", Memory: n.memory(c.id), Runs: runs}, c.grants)
 		n.metrics.enforce.Observe(time.Since(began).Seconds())
 		if err != nil {
 			return err

@@ -166,7 +166,7 @@ func (n *Node) takeBack(ctx context.Context, pod Pod, ctr *api.Container) error 
 	for try := 1; ; try++ {
 		c, err := n.admit(ctx, pod, ctr, false)
 		if err == nil {
-			err = n.enforce(ctx, c, int(ctr.GetPid()))
+			err = n.enforce(ctx, c, int(ctr.GetPid()), true)
 		}
 		if err == nil {
 			return nil
@@ -503,7 +503,7 @@ func (p *nriPlugin) StartContainer(ctx context.Context, sandbox *api.PodSandbox,
 	if c == nil {
 		return fmt.Errorf("container %s was created before this %s began, or while it was away: it has to be created again", ctr.GetName(), PluginName)
 	}
-	return n.enforce(ctx, c, int(ctr.GetPid()))
+	return n.enforce(ctx, c, int(ctr.GetPid()), false)
 }
 
 // UpdateContainer is told that a container's resources shall change; which CPUs it has does not (see wide).

@@ -87,7 +87,7 @@ func (n *Node) passGate(ctx context.Context, conn *net.UnixConn) error {
 	if c == nil {
 		return fmt.Errorf("%s has not seen container %s being created: is it connected with the container runtime (NRI)? The kubelet will try again", PluginName, request.ID)
 	}
-	return n.enforce(ctx, c, request.Pid)
+	return n.enforce(ctx, c, request.Pid, false)
 }
 
 // serveAsks opens the socket of a claim whose threads ask for so many reservations. The returned function closes it.
