@@ -4897,7 +4897,10 @@ func (*ListSchedulesRequest) Descriptor() ([]byte, []int) {
 type ListSchedulesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One for each datapath.
-	Links         []*LinkSchedule `protobuf:"bytes,1,rep,name=links,proto3" json:"links,omitempty"`
+	Links []*LinkSchedule `protobuf:"bytes,1,rep,name=links,proto3" json:"links,omitempty"`
+	// Schedules, installed or configured, whose datapaths are not there: nobody keeps their gates, and what would have passed them
+	// leaves by other datapaths.
+	Absent        []*AbsentSchedule `protobuf:"bytes,2,rep,name=absent,proto3" json:"absent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4935,6 +4938,67 @@ func (*ListSchedulesResponse) Descriptor() ([]byte, []int) {
 func (x *ListSchedulesResponse) GetLinks() []*LinkSchedule {
 	if x != nil {
 		return x.Links
+	}
+	return nil
+}
+
+func (x *ListSchedulesResponse) GetAbsent() []*AbsentSchedule {
+	if x != nil {
+		return x.Absent
+	}
+	return nil
+}
+
+// A schedule for a datapath that is not there.
+type AbsentSchedule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The datapath.
+	Datapath      string        `protobuf:"bytes,1,opt,name=datapath,proto3" json:"datapath,omitempty"`
+	Schedule      *GateSchedule `protobuf:"bytes,2,opt,name=schedule,proto3" json:"schedule,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AbsentSchedule) Reset() {
+	*x = AbsentSchedule{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AbsentSchedule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AbsentSchedule) ProtoMessage() {}
+
+func (x *AbsentSchedule) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AbsentSchedule.ProtoReflect.Descriptor instead.
+func (*AbsentSchedule) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *AbsentSchedule) GetDatapath() string {
+	if x != nil {
+		return x.Datapath
+	}
+	return ""
+}
+
+func (x *AbsentSchedule) GetSchedule() *GateSchedule {
+	if x != nil {
+		return x.Schedule
 	}
 	return nil
 }
@@ -4978,7 +5042,7 @@ type LinkSchedule struct {
 
 func (x *LinkSchedule) Reset() {
 	*x = LinkSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4990,7 +5054,7 @@ func (x *LinkSchedule) String() string {
 func (*LinkSchedule) ProtoMessage() {}
 
 func (x *LinkSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5003,7 +5067,7 @@ func (x *LinkSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkSchedule.ProtoReflect.Descriptor instead.
 func (*LinkSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *LinkSchedule) GetDatapath() string {
@@ -5136,7 +5200,7 @@ type GateSchedule struct {
 
 func (x *GateSchedule) Reset() {
 	*x = GateSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5148,7 +5212,7 @@ func (x *GateSchedule) String() string {
 func (*GateSchedule) ProtoMessage() {}
 
 func (x *GateSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5161,7 +5225,7 @@ func (x *GateSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateSchedule.ProtoReflect.Descriptor instead.
 func (*GateSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GateSchedule) GetBaseTimeNs() int64 {
@@ -5237,7 +5301,7 @@ type ClassSelection struct {
 
 func (x *ClassSelection) Reset() {
 	*x = ClassSelection{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5249,7 +5313,7 @@ func (x *ClassSelection) String() string {
 func (*ClassSelection) ProtoMessage() {}
 
 func (x *ClassSelection) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5262,7 +5326,7 @@ func (x *ClassSelection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassSelection.ProtoReflect.Descriptor instead.
 func (*ClassSelection) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ClassSelection) GetClass() uint32 {
@@ -5306,7 +5370,7 @@ type GateEntry struct {
 
 func (x *GateEntry) Reset() {
 	*x = GateEntry{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5318,7 +5382,7 @@ func (x *GateEntry) String() string {
 func (*GateEntry) ProtoMessage() {}
 
 func (x *GateEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5331,7 +5395,7 @@ func (x *GateEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateEntry.ProtoReflect.Descriptor instead.
 func (*GateEntry) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GateEntry) GetGates() uint32 {
@@ -5385,7 +5449,7 @@ type ClassDepartures struct {
 
 func (x *ClassDepartures) Reset() {
 	*x = ClassDepartures{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5397,7 +5461,7 @@ func (x *ClassDepartures) String() string {
 func (*ClassDepartures) ProtoMessage() {}
 
 func (x *ClassDepartures) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5410,7 +5474,7 @@ func (x *ClassDepartures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassDepartures.ProtoReflect.Descriptor instead.
 func (*ClassDepartures) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ClassDepartures) GetClass() uint32 {
@@ -5522,7 +5586,7 @@ type InstallScheduleRequest struct {
 
 func (x *InstallScheduleRequest) Reset() {
 	*x = InstallScheduleRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5534,7 +5598,7 @@ func (x *InstallScheduleRequest) String() string {
 func (*InstallScheduleRequest) ProtoMessage() {}
 
 func (x *InstallScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5547,7 +5611,7 @@ func (x *InstallScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallScheduleRequest.ProtoReflect.Descriptor instead.
 func (*InstallScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *InstallScheduleRequest) GetDatapath() string {
@@ -5598,7 +5662,7 @@ type InstalledSchedules struct {
 
 func (x *InstalledSchedules) Reset() {
 	*x = InstalledSchedules{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5610,7 +5674,7 @@ func (x *InstalledSchedules) String() string {
 func (*InstalledSchedules) ProtoMessage() {}
 
 func (x *InstalledSchedules) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5623,7 +5687,7 @@ func (x *InstalledSchedules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstalledSchedules.ProtoReflect.Descriptor instead.
 func (*InstalledSchedules) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *InstalledSchedules) GetSchedules() []*InstallScheduleRequest {
@@ -5650,7 +5714,7 @@ type InstallScheduleResponse struct {
 
 func (x *InstallScheduleResponse) Reset() {
 	*x = InstallScheduleResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5662,7 +5726,7 @@ func (x *InstallScheduleResponse) String() string {
 func (*InstallScheduleResponse) ProtoMessage() {}
 
 func (x *InstallScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5675,7 +5739,7 @@ func (x *InstallScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallScheduleResponse.ProtoReflect.Descriptor instead.
 func (*InstallScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{68}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *InstallScheduleResponse) GetBeginsNs() int64 {
@@ -5695,7 +5759,7 @@ type RemoveScheduleRequest struct {
 
 func (x *RemoveScheduleRequest) Reset() {
 	*x = RemoveScheduleRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5707,7 +5771,7 @@ func (x *RemoveScheduleRequest) String() string {
 func (*RemoveScheduleRequest) ProtoMessage() {}
 
 func (x *RemoveScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5720,7 +5784,7 @@ func (x *RemoveScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveScheduleRequest.ProtoReflect.Descriptor instead.
 func (*RemoveScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{69}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RemoveScheduleRequest) GetDatapath() string {
@@ -5740,7 +5804,7 @@ type RemoveScheduleResponse struct {
 
 func (x *RemoveScheduleResponse) Reset() {
 	*x = RemoveScheduleResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5752,7 +5816,7 @@ func (x *RemoveScheduleResponse) String() string {
 func (*RemoveScheduleResponse) ProtoMessage() {}
 
 func (x *RemoveScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5765,7 +5829,7 @@ func (x *RemoveScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveScheduleResponse.ProtoReflect.Descriptor instead.
 func (*RemoveScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{70}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RemoveScheduleResponse) GetRemoved() bool {
@@ -5785,7 +5849,7 @@ type GetClockRequest struct {
 
 func (x *GetClockRequest) Reset() {
 	*x = GetClockRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5797,7 +5861,7 @@ func (x *GetClockRequest) String() string {
 func (*GetClockRequest) ProtoMessage() {}
 
 func (x *GetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5810,7 +5874,7 @@ func (x *GetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClockRequest.ProtoReflect.Descriptor instead.
 func (*GetClockRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{71}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GetClockRequest) GetRequiredNs() uint64 {
@@ -5832,7 +5896,7 @@ type GetClockResponse struct {
 
 func (x *GetClockResponse) Reset() {
 	*x = GetClockResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5844,7 +5908,7 @@ func (x *GetClockResponse) String() string {
 func (*GetClockResponse) ProtoMessage() {}
 
 func (x *GetClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5857,7 +5921,7 @@ func (x *GetClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClockResponse.ProtoReflect.Descriptor instead.
 func (*GetClockResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{72}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *GetClockResponse) GetClock() *Clock {
@@ -5913,7 +5977,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5925,7 +5989,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5938,7 +6002,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{73}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Clock) GetName() string {
@@ -6059,7 +6123,7 @@ type ClockWarning struct {
 
 func (x *ClockWarning) Reset() {
 	*x = ClockWarning{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6071,7 +6135,7 @@ func (x *ClockWarning) String() string {
 func (*ClockWarning) ProtoMessage() {}
 
 func (x *ClockWarning) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6084,7 +6148,7 @@ func (x *ClockWarning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockWarning.ProtoReflect.Descriptor instead.
 func (*ClockWarning) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{74}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ClockWarning) GetCode() string {
@@ -6116,7 +6180,7 @@ type KernelClock struct {
 
 func (x *KernelClock) Reset() {
 	*x = KernelClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6128,7 +6192,7 @@ func (x *KernelClock) String() string {
 func (*KernelClock) ProtoMessage() {}
 
 func (x *KernelClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6141,7 +6205,7 @@ func (x *KernelClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelClock.ProtoReflect.Descriptor instead.
 func (*KernelClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{75}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *KernelClock) GetSynchronised() bool {
@@ -6188,7 +6252,7 @@ type PtpClock struct {
 
 func (x *PtpClock) Reset() {
 	*x = PtpClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6200,7 +6264,7 @@ func (x *PtpClock) String() string {
 func (*PtpClock) ProtoMessage() {}
 
 func (x *PtpClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6213,7 +6277,7 @@ func (x *PtpClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PtpClock.ProtoReflect.Descriptor instead.
 func (*PtpClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{76}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PtpClock) GetDomain() uint32 {
@@ -6282,7 +6346,7 @@ type ChronyClock struct {
 
 func (x *ChronyClock) Reset() {
 	*x = ChronyClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6294,7 +6358,7 @@ func (x *ChronyClock) String() string {
 func (*ChronyClock) ProtoMessage() {}
 
 func (x *ChronyClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6307,7 +6371,7 @@ func (x *ChronyClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChronyClock.ProtoReflect.Descriptor instead.
 func (*ChronyClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{77}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ChronyClock) GetOffsetNs() int64 {
@@ -6351,7 +6415,7 @@ type DeviceClock struct {
 
 func (x *DeviceClock) Reset() {
 	*x = DeviceClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6363,7 +6427,7 @@ func (x *DeviceClock) String() string {
 func (*DeviceClock) ProtoMessage() {}
 
 func (x *DeviceClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6376,7 +6440,7 @@ func (x *DeviceClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceClock.ProtoReflect.Descriptor instead.
 func (*DeviceClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{78}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DeviceClock) GetRealtimeMinusDeviceNs() int64 {
@@ -6412,7 +6476,7 @@ type HostClock struct {
 
 func (x *HostClock) Reset() {
 	*x = HostClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6424,7 +6488,7 @@ func (x *HostClock) String() string {
 func (*HostClock) ProtoMessage() {}
 
 func (x *HostClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6437,7 +6501,7 @@ func (x *HostClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostClock.ProtoReflect.Descriptor instead.
 func (*HostClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{79}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *HostClock) GetSynchronised() bool {
@@ -6483,7 +6547,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6495,7 +6559,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6508,7 +6572,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{80}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{81}
 }
 
 type ReloadResponse struct {
@@ -6525,7 +6589,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6537,7 +6601,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6550,7 +6614,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{81}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -6584,7 +6648,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6596,7 +6660,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6609,7 +6673,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{82}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *WatchRequest) GetPeriodMs() uint32 {
@@ -6634,7 +6698,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6646,7 +6710,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6659,7 +6723,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{83}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *WatchResponse) GetMonotonicNs() int64 {
@@ -6709,7 +6773,7 @@ type CaptureRequest struct {
 
 func (x *CaptureRequest) Reset() {
 	*x = CaptureRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6721,7 +6785,7 @@ func (x *CaptureRequest) String() string {
 func (*CaptureRequest) ProtoMessage() {}
 
 func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6734,7 +6798,7 @@ func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureRequest.ProtoReflect.Descriptor instead.
 func (*CaptureRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{84}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *CaptureRequest) GetIdentities() []string {
@@ -6764,7 +6828,7 @@ type CaptureResponse struct {
 
 func (x *CaptureResponse) Reset() {
 	*x = CaptureResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[85]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6776,7 +6840,7 @@ func (x *CaptureResponse) String() string {
 func (*CaptureResponse) ProtoMessage() {}
 
 func (x *CaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[85]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6789,7 +6853,7 @@ func (x *CaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureResponse.ProtoReflect.Descriptor instead.
 func (*CaptureResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{85}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *CaptureResponse) GetPackets() []*CapturedPacket {
@@ -6834,7 +6898,7 @@ type CapturedPacket struct {
 
 func (x *CapturedPacket) Reset() {
 	*x = CapturedPacket{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[86]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6846,7 +6910,7 @@ func (x *CapturedPacket) String() string {
 func (*CapturedPacket) ProtoMessage() {}
 
 func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[86]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6859,7 +6923,7 @@ func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapturedPacket.ProtoReflect.Descriptor instead.
 func (*CapturedPacket) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{86}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *CapturedPacket) GetTaiNs() int64 {
@@ -7280,9 +7344,13 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x04path\x18\x01 \x01(\tR\x04path\"2\n" +
 	"\x16RemoveListenerResponse\x12\x18\n" +
 	"\aremoved\x18\x01 \x01(\bR\aremoved\"\x16\n" +
-	"\x14ListSchedulesRequest\"J\n" +
+	"\x14ListSchedulesRequest\"\x81\x01\n" +
 	"\x15ListSchedulesResponse\x121\n" +
-	"\x05links\x18\x01 \x03(\v2\x1b.takt.admin.v1.LinkScheduleR\x05links\"\xf9\x04\n" +
+	"\x05links\x18\x01 \x03(\v2\x1b.takt.admin.v1.LinkScheduleR\x05links\x125\n" +
+	"\x06absent\x18\x02 \x03(\v2\x1d.takt.admin.v1.AbsentScheduleR\x06absent\"e\n" +
+	"\x0eAbsentSchedule\x12\x1a\n" +
+	"\bdatapath\x18\x01 \x01(\tR\bdatapath\x127\n" +
+	"\bschedule\x18\x02 \x01(\v2\x1b.takt.admin.v1.GateScheduleR\bschedule\"\xf9\x04\n" +
 	"\fLinkSchedule\x12\x1a\n" +
 	"\bdatapath\x18\x01 \x01(\tR\bdatapath\x12\"\n" +
 	"\rlink_rate_bps\x18\x02 \x01(\x04R\vlinkRateBps\x12=\n" +
@@ -7518,7 +7586,7 @@ func file_takt_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_takt_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
+var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 88)
 var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(Protection)(0),                 // 0: takt.admin.v1.Protection
 	(Acceleration)(0),               // 1: takt.admin.v1.Acceleration
@@ -7587,32 +7655,33 @@ var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(*RemoveListenerResponse)(nil),  // 64: takt.admin.v1.RemoveListenerResponse
 	(*ListSchedulesRequest)(nil),    // 65: takt.admin.v1.ListSchedulesRequest
 	(*ListSchedulesResponse)(nil),   // 66: takt.admin.v1.ListSchedulesResponse
-	(*LinkSchedule)(nil),            // 67: takt.admin.v1.LinkSchedule
-	(*GateSchedule)(nil),            // 68: takt.admin.v1.GateSchedule
-	(*ClassSelection)(nil),          // 69: takt.admin.v1.ClassSelection
-	(*GateEntry)(nil),               // 70: takt.admin.v1.GateEntry
-	(*ClassDepartures)(nil),         // 71: takt.admin.v1.ClassDepartures
-	(*InstallScheduleRequest)(nil),  // 72: takt.admin.v1.InstallScheduleRequest
-	(*InstalledSchedules)(nil),      // 73: takt.admin.v1.InstalledSchedules
-	(*InstallScheduleResponse)(nil), // 74: takt.admin.v1.InstallScheduleResponse
-	(*RemoveScheduleRequest)(nil),   // 75: takt.admin.v1.RemoveScheduleRequest
-	(*RemoveScheduleResponse)(nil),  // 76: takt.admin.v1.RemoveScheduleResponse
-	(*GetClockRequest)(nil),         // 77: takt.admin.v1.GetClockRequest
-	(*GetClockResponse)(nil),        // 78: takt.admin.v1.GetClockResponse
-	(*Clock)(nil),                   // 79: takt.admin.v1.Clock
-	(*ClockWarning)(nil),            // 80: takt.admin.v1.ClockWarning
-	(*KernelClock)(nil),             // 81: takt.admin.v1.KernelClock
-	(*PtpClock)(nil),                // 82: takt.admin.v1.PtpClock
-	(*ChronyClock)(nil),             // 83: takt.admin.v1.ChronyClock
-	(*DeviceClock)(nil),             // 84: takt.admin.v1.DeviceClock
-	(*HostClock)(nil),               // 85: takt.admin.v1.HostClock
-	(*ReloadRequest)(nil),           // 86: takt.admin.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 87: takt.admin.v1.ReloadResponse
-	(*WatchRequest)(nil),            // 88: takt.admin.v1.WatchRequest
-	(*WatchResponse)(nil),           // 89: takt.admin.v1.WatchResponse
-	(*CaptureRequest)(nil),          // 90: takt.admin.v1.CaptureRequest
-	(*CaptureResponse)(nil),         // 91: takt.admin.v1.CaptureResponse
-	(*CapturedPacket)(nil),          // 92: takt.admin.v1.CapturedPacket
+	(*AbsentSchedule)(nil),          // 67: takt.admin.v1.AbsentSchedule
+	(*LinkSchedule)(nil),            // 68: takt.admin.v1.LinkSchedule
+	(*GateSchedule)(nil),            // 69: takt.admin.v1.GateSchedule
+	(*ClassSelection)(nil),          // 70: takt.admin.v1.ClassSelection
+	(*GateEntry)(nil),               // 71: takt.admin.v1.GateEntry
+	(*ClassDepartures)(nil),         // 72: takt.admin.v1.ClassDepartures
+	(*InstallScheduleRequest)(nil),  // 73: takt.admin.v1.InstallScheduleRequest
+	(*InstalledSchedules)(nil),      // 74: takt.admin.v1.InstalledSchedules
+	(*InstallScheduleResponse)(nil), // 75: takt.admin.v1.InstallScheduleResponse
+	(*RemoveScheduleRequest)(nil),   // 76: takt.admin.v1.RemoveScheduleRequest
+	(*RemoveScheduleResponse)(nil),  // 77: takt.admin.v1.RemoveScheduleResponse
+	(*GetClockRequest)(nil),         // 78: takt.admin.v1.GetClockRequest
+	(*GetClockResponse)(nil),        // 79: takt.admin.v1.GetClockResponse
+	(*Clock)(nil),                   // 80: takt.admin.v1.Clock
+	(*ClockWarning)(nil),            // 81: takt.admin.v1.ClockWarning
+	(*KernelClock)(nil),             // 82: takt.admin.v1.KernelClock
+	(*PtpClock)(nil),                // 83: takt.admin.v1.PtpClock
+	(*ChronyClock)(nil),             // 84: takt.admin.v1.ChronyClock
+	(*DeviceClock)(nil),             // 85: takt.admin.v1.DeviceClock
+	(*HostClock)(nil),               // 86: takt.admin.v1.HostClock
+	(*ReloadRequest)(nil),           // 87: takt.admin.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 88: takt.admin.v1.ReloadResponse
+	(*WatchRequest)(nil),            // 89: takt.admin.v1.WatchRequest
+	(*WatchResponse)(nil),           // 90: takt.admin.v1.WatchResponse
+	(*CaptureRequest)(nil),          // 91: takt.admin.v1.CaptureRequest
+	(*CaptureResponse)(nil),         // 92: takt.admin.v1.CaptureResponse
+	(*CapturedPacket)(nil),          // 93: takt.admin.v1.CapturedPacket
 }
 var file_takt_admin_v1_admin_proto_depIdxs = []int32{
 	8,  // 0: takt.admin.v1.GetStatusResponse.node:type_name -> takt.admin.v1.Node
@@ -7653,78 +7722,80 @@ var file_takt_admin_v1_admin_proto_depIdxs = []int32{
 	58, // 35: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
 	56, // 36: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
 	57, // 37: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
-	67, // 38: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
-	68, // 39: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
-	68, // 40: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
-	71, // 41: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
-	70, // 42: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
-	69, // 43: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
-	68, // 44: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
-	72, // 45: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
-	79, // 46: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
-	5,  // 47: takt.admin.v1.Clock.state:type_name -> takt.admin.v1.ClockState
-	80, // 48: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
-	81, // 49: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
-	82, // 50: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
-	83, // 51: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
-	84, // 52: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
-	85, // 53: takt.admin.v1.Clock.host:type_name -> takt.admin.v1.HostClock
-	8,  // 54: takt.admin.v1.WatchResponse.node:type_name -> takt.admin.v1.Node
-	18, // 55: takt.admin.v1.WatchResponse.sessions:type_name -> takt.admin.v1.Session
-	30, // 56: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
-	34, // 57: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
-	92, // 58: takt.admin.v1.CaptureResponse.packets:type_name -> takt.admin.v1.CapturedPacket
-	6,  // 59: takt.admin.v1.Admin.GetStatus:input_type -> takt.admin.v1.GetStatusRequest
-	15, // 60: takt.admin.v1.Admin.ListSessions:input_type -> takt.admin.v1.ListSessionsRequest
-	22, // 61: takt.admin.v1.Admin.EndSession:input_type -> takt.admin.v1.EndSessionRequest
-	24, // 62: takt.admin.v1.Admin.MoveSession:input_type -> takt.admin.v1.MoveSessionRequest
-	26, // 63: takt.admin.v1.Admin.MapChannel:input_type -> takt.admin.v1.MapChannelRequest
-	28, // 64: takt.admin.v1.Admin.ListChannels:input_type -> takt.admin.v1.ListChannelsRequest
-	32, // 65: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
-	35, // 66: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
-	37, // 67: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
-	39, // 68: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
-	42, // 69: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
-	50, // 70: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
-	63, // 71: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
-	53, // 72: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
-	59, // 73: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
-	61, // 74: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
-	65, // 75: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
-	72, // 76: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
-	75, // 77: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
-	77, // 78: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
-	86, // 79: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
-	88, // 80: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
-	90, // 81: takt.admin.v1.Admin.Capture:input_type -> takt.admin.v1.CaptureRequest
-	7,  // 82: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
-	16, // 83: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
-	23, // 84: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
-	25, // 85: takt.admin.v1.Admin.MoveSession:output_type -> takt.admin.v1.MoveSessionResponse
-	27, // 86: takt.admin.v1.Admin.MapChannel:output_type -> takt.admin.v1.MapChannelResponse
-	29, // 87: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
-	33, // 88: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
-	36, // 89: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
-	38, // 90: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
-	40, // 91: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
-	43, // 92: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
-	52, // 93: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
-	64, // 94: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
-	54, // 95: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
-	60, // 96: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
-	62, // 97: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
-	66, // 98: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
-	74, // 99: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
-	76, // 100: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
-	78, // 101: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
-	87, // 102: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
-	89, // 103: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
-	91, // 104: takt.admin.v1.Admin.Capture:output_type -> takt.admin.v1.CaptureResponse
-	82, // [82:105] is the sub-list for method output_type
-	59, // [59:82] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	68, // 38: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
+	67, // 39: takt.admin.v1.ListSchedulesResponse.absent:type_name -> takt.admin.v1.AbsentSchedule
+	69, // 40: takt.admin.v1.AbsentSchedule.schedule:type_name -> takt.admin.v1.GateSchedule
+	69, // 41: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
+	69, // 42: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
+	72, // 43: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
+	71, // 44: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
+	70, // 45: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
+	69, // 46: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
+	73, // 47: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
+	80, // 48: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
+	5,  // 49: takt.admin.v1.Clock.state:type_name -> takt.admin.v1.ClockState
+	81, // 50: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
+	82, // 51: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
+	83, // 52: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
+	84, // 53: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
+	85, // 54: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
+	86, // 55: takt.admin.v1.Clock.host:type_name -> takt.admin.v1.HostClock
+	8,  // 56: takt.admin.v1.WatchResponse.node:type_name -> takt.admin.v1.Node
+	18, // 57: takt.admin.v1.WatchResponse.sessions:type_name -> takt.admin.v1.Session
+	30, // 58: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
+	34, // 59: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
+	93, // 60: takt.admin.v1.CaptureResponse.packets:type_name -> takt.admin.v1.CapturedPacket
+	6,  // 61: takt.admin.v1.Admin.GetStatus:input_type -> takt.admin.v1.GetStatusRequest
+	15, // 62: takt.admin.v1.Admin.ListSessions:input_type -> takt.admin.v1.ListSessionsRequest
+	22, // 63: takt.admin.v1.Admin.EndSession:input_type -> takt.admin.v1.EndSessionRequest
+	24, // 64: takt.admin.v1.Admin.MoveSession:input_type -> takt.admin.v1.MoveSessionRequest
+	26, // 65: takt.admin.v1.Admin.MapChannel:input_type -> takt.admin.v1.MapChannelRequest
+	28, // 66: takt.admin.v1.Admin.ListChannels:input_type -> takt.admin.v1.ListChannelsRequest
+	32, // 67: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
+	35, // 68: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
+	37, // 69: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
+	39, // 70: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
+	42, // 71: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
+	50, // 72: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
+	63, // 73: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
+	53, // 74: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
+	59, // 75: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
+	61, // 76: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
+	65, // 77: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
+	73, // 78: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
+	76, // 79: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
+	78, // 80: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
+	87, // 81: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
+	89, // 82: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
+	91, // 83: takt.admin.v1.Admin.Capture:input_type -> takt.admin.v1.CaptureRequest
+	7,  // 84: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
+	16, // 85: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
+	23, // 86: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
+	25, // 87: takt.admin.v1.Admin.MoveSession:output_type -> takt.admin.v1.MoveSessionResponse
+	27, // 88: takt.admin.v1.Admin.MapChannel:output_type -> takt.admin.v1.MapChannelResponse
+	29, // 89: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
+	33, // 90: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
+	36, // 91: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
+	38, // 92: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
+	40, // 93: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
+	43, // 94: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
+	52, // 95: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
+	64, // 96: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
+	54, // 97: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
+	60, // 98: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
+	62, // 99: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
+	66, // 100: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
+	75, // 101: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
+	77, // 102: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
+	79, // 103: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
+	88, // 104: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
+	90, // 105: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
+	92, // 106: takt.admin.v1.Admin.Capture:output_type -> takt.admin.v1.CaptureResponse
+	84, // [84:107] is the sub-list for method output_type
+	61, // [61:84] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_takt_admin_v1_admin_proto_init() }
@@ -7736,17 +7807,17 @@ func file_takt_admin_v1_admin_proto_init() {
 	file_takt_admin_v1_admin_proto_msgTypes[28].OneofWrappers = []any{}
 	file_takt_admin_v1_admin_proto_msgTypes[41].OneofWrappers = []any{}
 	file_takt_admin_v1_admin_proto_msgTypes[49].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[61].OneofWrappers = []any{}
 	file_takt_admin_v1_admin_proto_msgTypes[62].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[71].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[73].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[63].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[72].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[74].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_takt_admin_v1_admin_proto_rawDesc), len(file_takt_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   87,
+			NumMessages:   88,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

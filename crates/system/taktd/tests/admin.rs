@@ -802,6 +802,15 @@ async fn schedules_are_kept_as_they_are_whoever_asks_at_once_and_run_at_the_next
     let mut client = daemon.client().await;
     let told = link(&mut client).await;
     assert_eq!(told.operational, behind.schedules[0].schedule);
+    let absent = async |client: &mut Client| {
+        let answer = client.list_schedules(ListSchedulesRequest {}).await;
+        answer.expect("schedules").into_inner().absent
+    };
+    let of_nobody = proto::AbsentSchedule {
+        datapath: "xdp".into(),
+        schedule: behind.schedules[1].schedule.clone(),
+    };
+    assert_eq!(absent(&mut client).await, [of_nobody]);
     client
         .install_schedule(open_all("udp", 9_000_000))
         .await
@@ -816,4 +825,5 @@ async fn schedules_are_kept_as_they_are_whoever_asks_at_once_and_run_at_the_next
         assert!(removed.expect("an answer").into_inner().removed);
         assert_eq!(cycles(&kept()), left);
     }
+    assert_eq!(absent(&mut client).await, []);
 }

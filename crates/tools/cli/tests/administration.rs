@@ -456,6 +456,33 @@ fn completions_are_made_for_every_shell() {
 }
 
 #[test]
+fn a_schedule_whose_datapath_is_not_there_is_told_of() {
+    let directory = takt_testing::Directory::new();
+    let file = directory.join("gates.toml");
+    let text = "base-time = \"0\"\ncycle-time = \"1ms\"\n\
+                [[entry]]\ngates = [0]\ninterval = \"1ms\"\n";
+    std::fs::write(&file, text).expect("written");
+    let daemon = Daemon::start(&format!(
+        "[datapath.xdp]\ninterface = \"takt-none\"\n[[schedule]]\ndatapath = \"xdp\"\nfile = \"{}\"\n",
+        file.display()
+    ));
+    let ran = daemon.takt(&["schedule", "status"]);
+    assert!(
+        ran.out
+            .starts_with("udp: no schedule, all gates are open\n")
+            && ran.out.contains(
+                "xdp: not there, nobody keeps the gates of its schedule (a cycle of 1.000 ms)"
+            ),
+        "{ran:?}"
+    );
+    let json = daemon.takt(&["schedule", "status", "--json"]).json();
+    assert_eq!(json[0]["absent"], serde_json::Value::Null);
+    assert_eq!(json[1]["datapath"], "xdp");
+    assert_eq!(json[1]["operational"], serde_json::Value::Null);
+    assert_eq!(json[1]["absent"]["cycle_time_ns"], 1_000_000);
+}
+
+#[test]
 fn a_schedule_is_installed_shown_and_removed() {
     let daemon = Daemon::start("");
     let text = "base-time = \"0\"\ncycle-time = \"1ms\"\n\

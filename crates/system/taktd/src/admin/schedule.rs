@@ -154,6 +154,29 @@ fn selection(classes: &[Selection; TrafficClass::COUNT]) -> Vec<proto::ClassSele
         .collect()
 }
 
+/// The schedules of datapaths that are not there. One that was installed by command is in place of the configured one.
+pub fn absent(
+    links: &[proto::LinkSchedule],
+    kept: impl Iterator<Item = LinkSchedule>,
+    configured: Vec<LinkSchedule>,
+) -> Vec<proto::AbsentSchedule> {
+    let there = |name: &str| links.iter().any(|link| link.datapath == name);
+    let mut absent: Vec<LinkSchedule> = kept.filter(|asked| !there(&asked.datapath)).collect();
+    for asked in configured {
+        let name = &asked.datapath;
+        if !there(name) && !absent.iter().any(|kept| kept.datapath == *name) {
+            absent.push(asked);
+        }
+    }
+    let absent = absent.into_iter();
+    absent
+        .map(|asked| proto::AbsentSchedule {
+            schedule: Some((&asked.schedule).into()),
+            datapath: asked.datapath,
+        })
+        .collect()
+}
+
 impl From<ScheduleStatus> for proto::LinkSchedule {
     fn from(status: ScheduleStatus) -> Self {
         let pending = status.pending.as_ref();

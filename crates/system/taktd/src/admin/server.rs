@@ -394,7 +394,10 @@ impl Admin for Service {
         _: Request<ListSchedulesRequest>,
     ) -> Result<Response<ListSchedulesResponse>, Status> {
         let links = messages(self.ask(RuntimeHandle::schedules).await?);
-        Ok(Response::new(ListSchedulesResponse { links }))
+        let kept = self.ask(RuntimeHandle::kept_schedules).await?.into_iter();
+        let kept = kept.map(|kept| kept.asked);
+        let absent = schedule::absent(&links, kept, self.node.settings().runtime.schedules);
+        Ok(Response::new(ListSchedulesResponse { links, absent }))
     }
 
     async fn install_schedule(

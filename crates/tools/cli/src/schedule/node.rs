@@ -5,8 +5,8 @@ use serde::Serialize;
 use takt_clock::{Clock, SystemTai};
 use takt_schedule::form::Document;
 use taktd::admin::proto::{
-    ClassDepartures, InstallScheduleRequest, LinkSchedule, ListSchedulesRequest,
-    ListSessionsRequest, RemoveScheduleRequest, Session,
+    AbsentSchedule, ClassDepartures, GateSchedule, InstallScheduleRequest, LinkSchedule,
+    ListSchedulesRequest, ListSessionsRequest, RemoveScheduleRequest, Session,
 };
 
 use super::source::{LinkOptions, One};
@@ -179,20 +179,33 @@ impl Remove {
 
 impl Status {
     pub fn run(self) -> Result<(), Failure> {
-        let (links, sessions) = self.daemon.ask(async |mut client| {
-            let links = client.list_schedules(ListSchedulesRequest {}).await?;
+        let (schedules, sessions) = self.daemon.ask(async |mut client| {
+            let schedules = client.list_schedules(ListSchedulesRequest {}).await?;
             let sessions = client.list_sessions(ListSessionsRequest::default()).await?;
-            Ok((links.into_inner().links, sessions.into_inner().sessions))
+            Ok((schedules.into_inner(), sessions.into_inner().sessions))
         })?;
         let taken: Vec<Taken> = sessions.iter().filter_map(Taken::by).collect();
+        let (links, absent) = (schedules.links.into_iter(), schedules.absent.into_iter());
         if self.form.json {
-            let taken = &taken;
-            let links = links.into_iter().map(|link| Told { link, taken });
-            return print_json(&links.collect::<Vec<_>>());
+            let there = links.map(|link| Told {
+                link,
+                taken: &taken,
+                absent: None,
+            });
+            let absent = absent.map(|absent| Told {
+                link: LinkSchedule {
+                    datapath: absent.datapath,
+                    ..LinkSchedule::default()
+                },
+                taken: &[],
+                absent: absent.schedule,
+            });
+            return print_json(&there.chain(absent).collect::<Vec<_>>());
         }
         let now = SystemTai.now().as_nanos();
-        let links = links.iter();
-        let text: Vec<String> = links.map(|link| describe(link, now, &taken)).collect();
+        let links = links.map(|link| describe(&link, now, &taken));
+        let absent = absent.map(|absent| describe_absent(&absent));
+        let text: Vec<String> = links.chain(absent).collect();
         print(&text.join("\n"))
     }
 }
@@ -204,6 +217,8 @@ struct Told<'t> {
     link: LinkSchedule,
     /// What this runtime sends for those who know nothing of it.
     taken: &'t [Taken],
+    /// The schedule of a datapath that is not there: nobody keeps its gates.
+    absent: Option<GateSchedule>,
 }
 
 /// Packets of others that a command gives the runtime.
@@ -319,6 +334,15 @@ fn describe(link: &LinkSchedule, now: i64, taken: &[Taken]) -> String {
         ("error p99", Align::Right),
     ];
     text + &table(&columns, rows)
+}
+
+fn describe_absent(AbsentSchedule { datapath, schedule }: &AbsentSchedule) -> String {
+    let cycle_ns = schedule.as_ref().map_or(0, |gates| gates.cycle_time_ns);
+    format!(
+        "{datapath}: not there, nobody keeps the gates of its schedule (a cycle of {:.3} ms): what would pass them leaves by other datapaths. `takt status` says why it is not there, \
+         `takt schedule remove --datapath {datapath}` forgets one that was installed\n",
+        cycle_ns as f64 / 1e6
+    )
 }
 
 /// For whom the gates are kept, and for whom not.
