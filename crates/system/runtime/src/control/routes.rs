@@ -621,6 +621,9 @@ fn at(endpoint: &Endpoint, peer: SocketAddr) -> SocketAddr {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
     use takt_clock::SystemTai;
     use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
     use takt_datapath::{Datapath, DatapathKind, PeerHandle, Port, PortRequest};
@@ -631,6 +634,8 @@ mod tests {
     use crate::counters::LaneCounters;
     use crate::lane::tests::datagram_of;
     use crate::lane::{EventSender, Lane, LanePort};
+    use crate::peering::message::Page;
+    use crate::peering::subscriptions::{Difference, Held};
 
     fn port(kind: &'static str, speaks_udp: bool) -> PortInfo {
         PortInfo {
@@ -864,6 +869,49 @@ mod tests {
         };
         assert_eq!(*channels, Vec::from_iter(0..WANTED));
         assert_eq!(hearing.routes.peers_of(0), [peer]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        /// Whatever a peer's pages name, and however often, a lane has entered what counts as held.
+        #[test]
+        fn a_lane_is_told_to_enter_what_a_peer_holds_and_nothing_else(
+            pages in proptest::collection::vec(
+                (1u32..3, proptest::collection::vec((0u64..8, any::<bool>()), 0..12)),
+                1..12,
+            ),
+        ) {
+            let mut hearing = Hearing::new();
+            let now = Duration::from_secs(10);
+            hearing.comes(77, now);
+            let peer = PEER.parse().expect("an address");
+            let (mut held, mut entered) = (Held::default(), BTreeSet::new());
+            for (stream, entries) in pages {
+                let entries = entries.into_iter();
+                let page = Page {
+                    stream,
+                    base: if stream == held.stream { held.version } else { 0 },
+                    to: held.version + 1,
+                    entries: entries.map(|(channel, wanted)| (Subscription { channel, lane: 0 }, wanted)).collect(),
+                };
+                let Some(Difference { add, remove, .. }) = held.take(page) else {
+                    continue;
+                };
+                let change = Change::Subscriptions { peer, add, remove };
+                for (_, command) in hearing.routes.change(change, &hearing.lanes, now) {
+                    let Command::Subscriptions { add, remove, .. } = command else {
+                        panic!("another command");
+                    };
+                    // As a lane does.
+                    entered.extend(add);
+                    remove.iter().for_each(|channel| _ = entered.remove(channel));
+                }
+                let wanted: BTreeSet<u64> = held.entries.iter().map(|entry| entry.channel).collect();
+                prop_assert_eq!(&entered, &wanted);
+                let counted: BTreeSet<u64> = hearing.routes.wanted_by.keys().copied().collect();
+                prop_assert_eq!(&counted, &wanted);
+            }
+        }
     }
 
     #[test]

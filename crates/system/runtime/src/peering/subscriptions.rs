@@ -124,15 +124,26 @@ pub struct Held {
     channels: HashMap<u64, u8>,
 }
 
-/// What a page has changed.
+/// What a page has changed, to be applied in this order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// Wanted from now on.
-    pub add: Vec<Subscription>,
     /// Wanted no more.
     pub remove: Vec<Subscription>,
+    /// Wanted from now on.
+    pub add: Vec<Subscription>,
     /// Without effect: there are too many.
     pub refused: u64,
+}
+
+impl Difference {
+    /// An entry that was held is not any more. What the same page had added is as if it had not been named: `remove` comes before
+    /// `add`.
+    fn drop(&mut self, entry: Subscription) {
+        match self.add.iter().position(|added| *added == entry) {
+            Some(at) => _ = self.add.remove(at),
+            None => self.remove.push(entry),
+        }
+    }
 }
 
 impl Held {
@@ -159,7 +170,7 @@ impl Held {
         for (entry, wanted) in page.entries {
             if !wanted {
                 if self.entries.remove(&entry) {
-                    difference.remove.push(entry);
+                    difference.drop(entry);
                     if let Some(lanes) = self.channels.get_mut(&entry.channel) {
                         *lanes -= 1;
                         if *lanes == 0 {
@@ -234,6 +245,25 @@ mod tests {
         assert!(held.take(first.clone()).is_some() && held.take(second).is_some());
         assert_eq!(held.take(first), None);
         assert_eq!(held.entries.len(), 2 * PAGE_ENTRIES);
+    }
+
+    #[test]
+    fn an_entry_that_a_page_names_twice_is_held_as_it_was_named_last() {
+        let page = |base, wanted: &[bool]| Page {
+            stream: 1,
+            base,
+            to: base + 1,
+            entries: wanted.iter().map(|wanted| (entry(5), *wanted)).collect(),
+        };
+        let mut held = Held::default();
+        let mut take = |base, wanted: &[bool]| {
+            let difference = held.take(page(base, wanted)).expect("follows");
+            (difference.add.len(), difference.remove.len())
+        };
+        assert_eq!(take(0, &[true, false]), (0, 0));
+        assert_eq!(take(1, &[true, false, true]), (1, 0));
+        assert_eq!(take(2, &[false, true, false]), (0, 1));
+        assert!(held.entries.is_empty() && !held.wants(5));
     }
 
     #[test]
