@@ -11,8 +11,8 @@ use super::remote::Remote;
 const MOST_COMMANDS: usize = 64;
 /// Sources, sinks, rings and messages that are looked at for them in a round: no more is begun after that.
 pub(super) const MOST_LOOKS: usize = 16 << 10;
-/// Of that, what goes to what earlier commands have left to be done, first.
-const MOST_LEFT: usize = MOST_LOOKS / 2;
+/// Of that, what goes to what earlier commands have left to be done, first: messages wait for commands, and not for that.
+pub(super) const MOST_LEFT: usize = MOST_LOOKS / 2;
 
 impl Lane {
     #[cold]
@@ -109,7 +109,7 @@ impl Lane {
                     return;
                 };
                 self.remove_sink(at, sink);
-                self.let_go_of_sinks(MOST_LOOKS);
+                self.let_go_of_sinks(MOST_LEFT);
             }
             Command::AddRemote {
                 id,

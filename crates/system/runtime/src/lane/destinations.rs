@@ -6,7 +6,7 @@ use takt_datapath::PeerHandle;
 use takt_session::layout::Outcome;
 
 use super::Lane;
-use super::commands::MOST_LOOKS;
+use super::commands::MOST_LEFT;
 use super::departure::{Destination, Piece};
 use super::guard::Guard;
 use super::mailbox::RemoteEndpoint;
@@ -97,7 +97,7 @@ impl Lane {
         if let Some(remote) = at.and_then(|&at| self.state.remotes.get_mut(at)) {
             remote.want_nothing();
             self.changing.push_back(id);
-            self.go_on_with_channels(MOST_LOOKS);
+            self.go_on_with_channels(MOST_LEFT);
         }
     }
 
@@ -107,7 +107,7 @@ impl Lane {
         if let Some(remote) = at.and_then(|&at| self.state.remotes.get_mut(at)) {
             remote.want_again(channels);
             self.changing.push_back(id);
-            self.go_on_with_channels(MOST_LOOKS);
+            self.go_on_with_channels(MOST_LEFT);
         }
     }
 

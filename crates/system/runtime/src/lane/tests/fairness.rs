@@ -455,6 +455,74 @@ fn a_sink_that_holds_very_many_messages_is_closed_over_several_rounds() {
 }
 
 #[test]
+fn messages_do_not_wait_until_closed_sinks_hold_nothing() {
+    const SINKS: usize = 64;
+    const HELD: u32 = 2048;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut reader = house.guest(1, 64 << 20, &no_limits());
+    let sinks: Vec<SinkSlot> = (0..SINKS).map(|_| reader.sink(5, HELD)).collect();
+    let mut writer = house.guest(1, 1 << 20, &no_limits());
+    let source = writer.source(5);
+    let mut other = house.guest(2, 1 << 16, &no_limits());
+    let own = other.source(6);
+    house.settle();
+    for chunk in 0..HELD {
+        assert!(writer.emit(source, chunk % 64, 3));
+        until_done(1, || {
+            house.lane.poll();
+            writer.completed(source).len()
+        });
+    }
+    let session = reader.id;
+    for sink in sinks {
+        house.handle.send(Command::CloseSink { session, sink });
+    }
+    assert!(other.emit(own, 0, 3));
+    let mut rounds = 0;
+    until_done(1, || {
+        rounds += 1;
+        house.lane.poll();
+        other.completed(own).len()
+    });
+    assert!(rounds <= 4, "after {rounds} rounds");
+    assert!(!house.lane.state.closing.is_empty());
+    let most = 2 * SINKS;
+    rounds_of_commands(&mut house.lane, most);
+    assert!(house.lane.state.closing.is_empty());
+}
+
+#[test]
+fn messages_do_not_wait_until_silent_peers_are_entered_nowhere() {
+    const PEERS: u32 = 32;
+    const CHANNELS: u64 = 512;
+    let (mut house, other) = House::at_network(16);
+    for peer in 0..PEERS {
+        house.add_remote(10 + peer, other.as_ref());
+        let first = 100 + u64::from(peer) * CHANNELS;
+        let all = Vec::from_iter(first..first + CHANNELS);
+        (all.chunks(128)).for_each(|part| house.subscribe(10 + peer, part.to_vec()));
+    }
+    let mut guest = house.guest(1, 1 << 16, &no_limits());
+    let source = guest.source(6);
+    house.settle();
+    for peer in 0..PEERS {
+        let remote = RemoteId(u64::from(10 + peer));
+        house.handle.send(Command::WantNothing { remote });
+    }
+    assert!(guest.emit(source, 0, 3));
+    let mut rounds = 0;
+    until_done(1, || {
+        rounds += 1;
+        house.lane.poll();
+        guest.completed(source).len()
+    });
+    assert!(rounds <= 4, "after {rounds} rounds");
+    assert!(!house.lane.changing.is_empty());
+    house.settle();
+    assert!(house.lane.state.channels.find(100).is_none());
+}
+
+#[test]
 fn what_is_looked_at_for_the_sinks_of_a_session_that_leaves_counts() {
     const SINKS: usize = 100;
     let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
