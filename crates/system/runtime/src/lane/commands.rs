@@ -38,7 +38,7 @@ impl Lane {
         let state = &self.state;
         let left = !state.recounts.is_empty() || !state.closing.is_empty();
         if more || left || !self.changing.is_empty() || !self.ending.is_empty() {
-            self.mailbox.full.store(true, Ordering::Relaxed);
+            self.mailbox.again();
         }
     }
 

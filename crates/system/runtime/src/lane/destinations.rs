@@ -1,7 +1,5 @@
 //! How remote lanes and the stations of networks come and go in a lane's tables, and what is sent to whom.
 
-use std::sync::atomic::Ordering;
-
 use takt_datapath::PeerHandle;
 use takt_session::layout::Outcome;
 
@@ -177,7 +175,7 @@ impl Lane {
     /// The next round looks at all ports, and there is one.
     fn look_at_all_ports(&mut self) {
         self.ports.iter_mut().for_each(|p| p.skipped = p.interval);
-        self.mailbox.full.store(true, Ordering::Relaxed);
+        self.mailbox.again();
     }
 
     pub(super) fn remove_remote(&mut self, id: RemoteId, clean: bool) {

@@ -4,8 +4,6 @@
 //! who goes may be counted for some rounds, which costs his source a message to the lane and nothing else. What is looked
 //! at in a round for it is bounded: all tenants of the lane wait meanwhile.
 
-use std::sync::atomic::Ordering;
-
 use super::session::Target;
 use super::tables::State;
 use crate::slots::{ChannelSlot, SessionSlot, SinkSlot, SourceSlot};
@@ -51,7 +49,7 @@ impl State {
             }
         }
         if !self.recounts.is_empty() {
-            self.mailbox.full.store(true, Ordering::Relaxed);
+            self.mailbox.again();
         }
     }
 

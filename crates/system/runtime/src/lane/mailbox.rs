@@ -233,6 +233,12 @@ pub(super) struct Mailbox {
 }
 
 impl Mailbox {
+    /// The lane, whose thread this is, has more to do for commands in its next round.
+    pub(super) fn again(&self) {
+        // Not a store: what takes it then must still see what a sender has done before it set it.
+        self.full.fetch_or(true, Ordering::Relaxed);
+    }
+
     /// How many commands the lane was given, at least those that were given before what it has just taken from a ring.
     #[inline]
     pub(super) fn told(&self) -> u64 {
