@@ -7,6 +7,7 @@ use takt_session::{ChannelId, Failure};
 use takt_time::{TaiTime, TrafficClass};
 
 use super::departure::{Departures, Destination, End, Handed, Leaving, Piece};
+use super::endpoints::Closing;
 use super::reliable::Next;
 use super::remote::{Appended, Cut, Outgoing, Remote};
 use super::session::{InProgress, LaneSession, Meta, Target};
@@ -227,6 +228,12 @@ impl State {
             if served.throttled {
                 break;
             }
+        }
+        if let Some(session) = self.tenants.sessions.get_mut(at)
+            && session.has_orphans_to_free()
+        {
+            self.closing.push_back(Closing::Kept(session.id));
+            self.mailbox.again();
         }
         Ok(served)
     }

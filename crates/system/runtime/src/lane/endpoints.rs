@@ -19,13 +19,17 @@ use crate::slots::{ChannelSlot, SessionSlot, SinkSlot, SourceSlot};
 /// Looks that it counts as to free what a closed sink holds of a message.
 const OF_MESSAGE: usize = 8;
 
-/// A closed sink that may still hold messages.
+/// Messages that are let go of in later rounds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Closing {
-    session: SessionId,
-    sink: SinkSlot,
-    /// Sources may have emitted what it had received.
-    keep: bool,
+pub(super) enum Closing {
+    /// What a closed sink holds. `keep`: sources may have emitted it.
+    Sink {
+        session: SessionId,
+        sink: SinkSlot,
+        keep: bool,
+    },
+    /// What was kept of closed sinks of a session.
+    Kept(SessionId),
 }
 
 impl Lane {
@@ -320,7 +324,7 @@ impl Lane {
             return;
         };
         let session = session.id;
-        self.state.closing.push_back(Closing {
+        self.state.closing.push_back(Closing::Sink {
             session,
             sink,
             keep,
@@ -344,28 +348,36 @@ impl Lane {
     /// Lets go of what closed sinks hold, until so much was looked at in this round. Each is closed, and its number free, when it holds nothing.
     pub(super) fn let_go_of_sinks(&mut self, most: usize) {
         while self.state.looks < most
-            && let Some(&Closing {
-                session: id,
-                sink,
-                keep,
-            }) = self.state.closing.front()
+            && let Some(&closing) = self.state.closing.front()
         {
             self.state.looks += 1;
+            let (Closing::Sink { session: id, .. } | Closing::Kept(id)) = closing;
             let at = self.by_session.get(&id).copied();
             let session = at.and_then(|at| self.state.tenants.sessions.get_mut(at));
-            // That of a session that has ended went with it.
-            let all_gone = session.map(|session| {
-                let most = most.saturating_sub(self.state.looks) / OF_MESSAGE + 1;
-                let (gone, all) = session.let_go(sink, keep, most);
-                self.state.looks += gone * OF_MESSAGE;
-                all
-            });
-            match all_gone {
-                Some(false) => continue,
-                Some(true) => self.events.send(Event::SinkClosed { session: id, sink }),
-                None => {}
+            let Some(session) = session else {
+                // It went with its session.
+                self.state.closing.pop_front();
+                continue;
+            };
+            let most = most.saturating_sub(self.state.looks) / OF_MESSAGE + 1;
+            let (gone, all) = match closing {
+                Closing::Sink { sink, keep, .. } => session.let_go(sink, keep, most),
+                Closing::Kept(_) => {
+                    self.state.looks += session.sources.count();
+                    session.free_orphans(most)
+                }
+            };
+            self.state.looks += gone * OF_MESSAGE;
+            if !all {
+                continue;
             }
             self.state.closing.pop_front();
+            if let Closing::Sink { sink, keep, .. } = closing {
+                self.events.send(Event::SinkClosed { session: id, sink });
+                if keep {
+                    self.state.closing.push_back(Closing::Kept(id));
+                }
+            }
         }
     }
 

@@ -47,7 +47,7 @@ const MOST_SEARCHED: usize = 32;
 const MOST_OWN: usize = 256;
 
 /// Messages of closed sinks that are let go of at a time when memory has run out.
-const MOST_ORPHANS: u32 = 256;
+const MOST_ORPHANS: usize = 256;
 
 /// What travels with a message to its sinks.
 #[derive(Clone, Copy, Debug)]
@@ -457,6 +457,8 @@ pub struct LaneSession {
     next_own: usize,
     /// The sink that is looked at next for releases.
     next_reclaimed: usize,
+    /// What closed sinks had received is kept until sources' messages have been taken.
+    keeps_orphans: bool,
     pub counters: Arc<SessionCounters>,
     /// Looks at sources of which nothing was at hand.
     #[cfg(test)]
@@ -724,6 +726,7 @@ impl LaneSession {
             own_sinks: Vec::new(),
             next_own: 0,
             next_reclaimed: 0,
+            keeps_orphans: false,
             counters: parts.counters,
             #[cfg(test)]
             peeked: 0,
@@ -1176,7 +1179,7 @@ impl LaneSession {
         let mut chunk = self.rx.allocate(length);
         if chunk.is_none() {
             // Some others, from where the last search ended: a session may have very many.
-            self.free_orphans();
+            self.free_orphans(MOST_ORPHANS);
             for _ in 0..self.sinks.count().min(MOST_SEARCHED) {
                 self.next_reclaimed = (self.next_reclaimed + 1) % self.sinks.count();
                 self.reclaim(SinkSlot(self.next_reclaimed))?;
@@ -1607,19 +1610,39 @@ impl LaneSession {
         (gone, self.placed.has_none(Holder::Sink(sink)))
     }
 
-    /// Frees some of what closed sinks had received, once all has been taken that sources had emitted by then.
-    fn free_orphans(&mut self) {
-        let taken = |source: &LaneSource| source.taken >= source.awaited;
-        if self.placed.has_none(Holder::Orphan) || !self.sources.iter().all(taken) {
-            return;
+    /// Frees what was kept of closed sinks, as far as so many messages go: how many it was, and whether there is nothing more to be done
+    /// now. Where sources have emitted something by then that is not taken, that is [asked later](Self::has_orphans_to_free).
+    pub fn free_orphans(&mut self, most: usize) -> (usize, bool) {
+        if self.placed.has_none(Holder::Orphan) {
+            return (0, true);
         }
-        for _ in 0..MOST_ORPHANS {
-            let Some(chunk) = self.placed.take_any(Holder::Orphan) else {
-                break;
-            };
+        if !self.has_taken_awaited() {
+            self.keeps_orphans = true;
+            return (0, true);
+        }
+        let mut gone = 0;
+        while gone < most
+            && let Some(chunk) = self.placed.take_any(Holder::Orphan)
+        {
             // A block of ours, by its holder.
             let _ = self.rx.free(chunk);
+            gone += 1;
         }
+        (gone, self.placed.has_none(Holder::Orphan))
+    }
+
+    /// Whether all has been taken that sources had emitted when a sink was closed.
+    fn has_taken_awaited(&self) -> bool {
+        let mut sources = self.sources.iter();
+        sources.all(|source| source.taken >= source.awaited)
+    }
+
+    /// Whether what was kept of closed sinks can be freed by now: said once.
+    #[inline]
+    pub fn has_orphans_to_free(&mut self) -> bool {
+        let free = self.keeps_orphans && self.has_taken_awaited();
+        self.keeps_orphans &= !free;
+        free
     }
 
     /// Closes a sink: its application no longer looks at it. What it had received is to be [let go](Self::let_go) of before there is

@@ -540,6 +540,57 @@ fn what_is_looked_at_for_the_sinks_of_a_session_that_leaves_counts() {
 }
 
 #[test]
+fn what_was_kept_of_a_closed_sink_is_free_soon_after_what_sources_had_emitted_is_taken() {
+    const REGION: usize = 1 << 20;
+    const HELD: usize = REGION / 2 / takt_shm::CHUNK;
+    let clock = Arc::new(Set::default());
+    let mut house = House::new(Vec::new(), clock.clone());
+    // Its own messages are held back by its rate.
+    let rates = Arc::new(Rates::new(&Policy {
+        messages_per_second: 1,
+        ..Policy::default()
+    }));
+    let mut reader = house.guest(1, REGION, &rates);
+    let (many, next) = (reader.sink(5, HELD as u32), reader.sink(6, 4));
+    let own = reader.source(7);
+    let mut writer = house.guest(2, 2 * REGION, &no_limits());
+    let sources = [5, 6].map(|channel| writer.source(channel));
+    house.settle();
+    for chunk in 0..HELD {
+        assert!(writer.emit(sources[0], chunk as u32 % 64, 3));
+        until_done(1, || {
+            house.lane.poll();
+            writer.completed(sources[0]).len()
+        });
+    }
+    assert_eq!(reader.waiting(many) as usize, HELD);
+    let mut emitted = 0;
+    while {
+        assert!(reader.emit(own, emitted, 3));
+        while house.lane.poll() {}
+        emitted += 1;
+        reader.completed(own).len() == 1
+    } {}
+    let (session, sink) = (reader.id, many);
+    house.handle.send(Command::CloseSink { session, sink });
+    house.settle();
+    let held = |house: &House| {
+        let session = house.lane.by_session[&reader.id];
+        let session = house.lane.state.tenants.sessions.get(session);
+        session.expect("there").received_bytes()
+    };
+    assert_eq!(held(&house), REGION / 2, "a source may have emitted it");
+    clock.0.fetch_add(10_000_000_000, Ordering::Relaxed);
+    while house.lane.poll() {}
+    house.settle();
+    assert_eq!(held(&house), 0);
+    // It needs all of the memory.
+    assert!(writer.emit(sources[1], 64, REGION as u32));
+    while house.lane.poll() {}
+    assert_eq!(reader.waiting(next), 1);
+}
+
+#[test]
 fn what_was_copied_of_a_message_whose_sender_ends_is_given_back() {
     const LENGTH: u32 = 1 << 20;
     let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
