@@ -314,15 +314,14 @@ impl Lane {
     pub(super) fn remove_sink(&mut self, at: SessionSlot, sink: SinkSlot) {
         let others = |session, other| session != at || other != sink;
         let reassembly = &mut self.state.reassembly;
-        reassembly.retain_targets(|target| others(target.session, target.sink));
+        self.state.looks += reassembly.retain_targets(|target| others(target.session, target.sink));
         let Some(session) = self.state.tenants.sessions.get_mut(at) else {
             return;
         };
-        // All its sinks are looked through for this one.
-        self.state.looks += session.sinks.count();
-        let Some((removed, keep)) = session.remove_sink(sink) else {
+        let Some((removed, looks, keep)) = session.remove_sink(sink) else {
             return;
         };
+        self.state.looks += looks;
         let session = session.id;
         self.state.closing.push_back(Closing::Sink {
             session,
@@ -433,11 +432,12 @@ impl Lane {
     /// Takes all sinks of a session whose application has left out of their channels, each channel once.
     pub(super) fn remove_sinks(&mut self, at: SessionSlot) {
         let reassembly = &mut self.state.reassembly;
-        reassembly.retain_targets(|target| target.session != at);
+        self.state.looks += reassembly.retain_targets(|target| target.session != at);
         let Some(session) = self.state.tenants.sessions.get_mut(at) else {
             return;
         };
-        let mut channels = session.remove_sinks();
+        let (mut channels, own) = session.remove_sinks();
+        self.state.looks += own;
         self.state.tenants.sinks_removed(at, channels.len());
         channels.sort_unstable();
         channels.dedup();

@@ -322,17 +322,22 @@ impl Reassembly {
         })
     }
 
-    /// Forgets targets that are gone, and messages without any.
-    pub fn retain_targets(&mut self, mut keep: impl FnMut(&Target) -> bool) {
-        let mut at = 0;
+    /// Forgets targets that are gone, and messages without any: how many were looked at.
+    pub fn retain_targets(&mut self, mut keep: impl FnMut(&Target) -> bool) -> usize {
+        let (mut at, mut looks) = (0, 0);
         // Places at the end may go with the last message in them.
         while let Some(slot) = self.slots.get_mut(at) {
-            slot.targets.retain(&mut keep);
-            if slot.used && slot.targets.is_empty() {
-                self.end(at);
-            }
             at += 1;
+            if !slot.used {
+                continue;
+            }
+            looks += 1 + slot.targets.len();
+            slot.targets.retain(&mut keep);
+            if slot.targets.is_empty() {
+                self.end(at - 1);
+            }
         }
+        looks
     }
 
     /// Any message that satisfies the condition: for ending those of a lane or channel that is gone.

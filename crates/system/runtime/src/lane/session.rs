@@ -1583,14 +1583,17 @@ impl LaneSession {
         }
     }
 
-    /// Closes all sinks of a session that gets no other: its memory goes with it. Returns their channels.
-    pub fn remove_sinks(&mut self) -> Vec<ChannelSlot> {
+    /// Closes all sinks of a session that gets no other: its memory goes with it. Returns their channels, and how many messages they
+    /// held of the session's own.
+    pub fn remove_sinks(&mut self) -> (Vec<ChannelSlot>, usize) {
         let removed = self.sinks.take_all();
         self.own_sinks.clear();
+        let mut own = 0;
         for chunk in removed.iter().flat_map(|sink| &sink.own) {
             let _ = self.release(*chunk);
+            own += 1;
         }
-        removed.iter().map(|sink| sink.channel).collect()
+        (removed.iter().map(|sink| sink.channel).collect(), own)
     }
 
     /// Lets go of what a closed sink had received, or keeps it for sources that may have emitted it, as far as so many messages go:
@@ -1646,12 +1649,17 @@ impl LaneSession {
     }
 
     /// Closes a sink: its application no longer looks at it. What it had received is to be [let go](Self::let_go) of before there is
-    /// another one of its number: kept, if sources may have emitted it.
-    pub fn remove_sink(&mut self, sink: SinkSlot) -> Option<(LaneSink, bool)> {
+    /// another one of its number: kept, if sources may have emitted it. Returns how much was looked at for that, and whether it is kept.
+    pub fn remove_sink(&mut self, sink: SinkSlot) -> Option<(LaneSink, usize, bool)> {
         let mut removed = self.sinks.remove(sink)?;
-        self.own_sinks.retain(|own| *own != sink);
+        let mut looks = 0;
+        if removed.listed {
+            looks += self.own_sinks.len();
+            self.own_sinks.retain(|own| *own != sink);
+        }
         let mut awaited = false;
         if removed.held != [0; 2] {
+            looks += self.sources.count();
             // What it had received may be in the rings of sources by now.
             for source in self.sources.iter_mut() {
                 let waiting = u64::from(source.waiting());
@@ -1659,9 +1667,11 @@ impl LaneSession {
                 awaited |= waiting > 0;
             }
         }
-        for chunk in std::mem::take(&mut removed.own) {
+        let own = std::mem::take(&mut removed.own);
+        looks += own.len();
+        for chunk in own {
             let _ = self.release(chunk);
         }
-        Some((removed, awaited))
+        Some((removed, looks, awaited))
     }
 }

@@ -540,6 +540,44 @@ fn what_is_looked_at_for_the_sinks_of_a_session_that_leaves_counts() {
 }
 
 #[test]
+fn messages_that_are_being_put_together_for_a_closed_sink_count() {
+    const SINKS: usize = 100;
+    // As many as a tenant has places for.
+    const UNFINISHED: u32 = 32;
+    let (mut house, other) = House::at_network(512);
+    let mut reader = house.guest(1, 64 << 20, &no_limits());
+    let sinks: Vec<SinkSlot> = (0..SINKS).map(|_| reader.sink(5, 128)).collect();
+    let mut writer = Writer::new(&house, other);
+    house.settle();
+    for source in 0..UNFINISHED {
+        writer.fragment_of(5, source, 0, 0, 2);
+    }
+    while house.lane.poll() {}
+    let (session, sink) = (reader.id, sinks[0]);
+    house.handle.send(Command::CloseSink { session, sink });
+    house.lane.poll();
+    let looks = house.lane.state.looks;
+    assert!(looks >= UNFINISHED as usize * SINKS, "{looks} looks");
+}
+
+#[test]
+fn what_a_closed_sink_held_by_reference_counts() {
+    const HELD: usize = 32;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut guest = house.guest(1, 1 << 20, &no_limits());
+    let (source, sink) = (guest.source(5), guest.sink(5, 64));
+    house.settle();
+    (0..HELD).for_each(|chunk| assert!(guest.emit(source, chunk as u32, 3)));
+    while house.lane.poll() {}
+    assert_eq!(guest.waiting(sink) as usize, HELD);
+    let session = guest.id;
+    house.handle.send(Command::CloseSink { session, sink });
+    house.lane.poll();
+    let looks = house.lane.state.looks;
+    assert!(looks >= HELD, "{looks} looks");
+}
+
+#[test]
 fn what_was_kept_of_a_closed_sink_is_free_soon_after_what_sources_had_emitted_is_taken() {
     const REGION: usize = 1 << 20;
     const HELD: usize = REGION / 2 / takt_shm::CHUNK;
@@ -973,9 +1011,22 @@ impl Writer {
 
     /// One of so many fragments of a message.
     fn fragment(&mut self, channel: u64, sequence: u32, fragment_index: u32, fragments: u32) {
+        let source = channel as u32;
+        self.fragment_of(channel, source, sequence, fragment_index, fragments);
+    }
+
+    /// The same of this source.
+    fn fragment_of(
+        &mut self,
+        channel: u64,
+        source: u32,
+        sequence: u32,
+        fragment_index: u32,
+        fragments: u32,
+    ) {
         self.send(&[RecordHeader {
             channel,
-            source: channel as u32,
+            source,
             sequence,
             message_length: fragments * u32::from(self.stride),
             fragment_index,
