@@ -16,6 +16,10 @@ use crate::slots::RemoteSlot;
 /// Most datagrams taken from one port in a round.
 pub(super) const RECEIVE_BUDGET: usize = 64;
 
+/// Datagrams that are passed on between two flushes: what was not flushed does not count as waiting at the other lane. All lanes
+/// together pass the mark by fewer than the quarter of the room that is kept there.
+pub(super) const PASSED_ON_AT_ONCE: u32 = 8;
+
 /// A port with what its lane knows of it.
 pub struct LanePort {
     /// Its technology.
@@ -36,6 +40,8 @@ pub struct LanePort {
     pub(super) open: Vec<RemoteSlot>,
     /// Frames may be waiting for `flush`.
     pub(super) dirty: bool,
+    /// Datagrams that were passed on by it, counted round.
+    passed_on: u32,
     pub(super) interval: u32,
     pub(super) skipped: u32,
     /// Datagrams taken from it at a time, after what they cost lately.
@@ -66,6 +72,7 @@ impl LanePort {
             traffic,
             open: Vec::new(),
             dirty: false,
+            passed_on: 0,
             interval: 1,
             skipped: 0,
             budget: RECEIVE_BUDGET,
@@ -182,6 +189,11 @@ pub(super) fn forward(
         mesh.port
             .commit(frame, length, TrafficClass::BEST_EFFORT, None);
         mesh.dirty = true;
+        mesh.passed_on = mesh.passed_on.wrapping_add(1);
+        if mesh.passed_on.is_multiple_of(PASSED_ON_AT_ONCE) && !mesh.waits() {
+            // What it does not take yet stays for the flush of the round.
+            let _ = mesh.port.flush();
+        }
         true
     });
     if sent {

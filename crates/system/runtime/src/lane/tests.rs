@@ -482,6 +482,58 @@ fn what_is_passed_on_leaves_room_for_what_lanes_say_to_each_other() {
 }
 
 #[test]
+fn what_many_pass_on_in_a_round_leaves_that_room_too() {
+    const DEPTH: usize = 256;
+    const LANES: usize = 4;
+    let network = MemoryNetwork::new(MemoryNetworkConfig {
+        queue_depth: DEPTH,
+        ..MemoryNetworkConfig::default()
+    });
+    let mut sibling = open(&network, "192.0.2.1:1");
+    let mut lanes: Vec<(LanePort, PeerHandle)> = (0..LANES)
+        .map(|at| {
+            let mut mesh = open(&network, &format!("192.0.2.1:{}", 2 + at));
+            let peer = mesh.connect(sibling.local()).expect("known");
+            let kind = MemoryNetwork::KIND;
+            let mesh = LanePort::new(kind, mesh, true, Arc::default(), None, false);
+            (mesh, peer)
+        })
+        .collect();
+    let counters = LaneCounters::default();
+    let payload = datagram_of(77);
+    let datagram = Datagram {
+        source: "192.0.2.9:7400".parse().expect("an address"),
+        destination_port: 7402,
+        payload: &payload,
+    };
+    // Each takes from its ports as much as in a round, all at once, before it sends anything.
+    for _ in 0..4 {
+        for (mesh, peer) in &mut lanes {
+            for _ in 0..RECEIVE_BUDGET {
+                port::forward(&counters, Some(mesh), &[(7402, *peer)], &datagram);
+            }
+        }
+        for (mesh, _) in &mut lanes {
+            assert!(mesh.port.flush());
+        }
+    }
+    let most = 3 * DEPTH / 4 + LANES * port::PASSED_ON_AT_ONCE as usize;
+    let own = DEPTH - most;
+    let (mesh, peer) = &mut lanes[0];
+    for _ in 0..own {
+        let frame = mesh.port.reserve(*peer).expect("a frame");
+        let class = TrafficClass::BEST_EFFORT;
+        mesh.port.commit(frame, 1, class, None);
+    }
+    assert!(mesh.port.flush());
+    let mut came = 0;
+    sibling.receive(usize::MAX, &mut |datagram| {
+        came += usize::from(datagram.payload.len() == 1);
+    });
+    assert_eq!((came, sibling.counters().rx_dropped), (own, 0));
+}
+
+#[test]
 fn a_datagram_for_a_sibling_lane_is_not_given_up_while_its_sender_is_in_the_mailbox() {
     let network = MemoryNetwork::new(MemoryNetworkConfig::default());
     let binds = ["192.0.2.1:7401", "192.0.2.1:1", "192.0.2.1:2"];
