@@ -1178,7 +1178,8 @@ type PeeringCounters struct {
 	Malformed uint64 `protobuf:"varint,2,opt,name=malformed,proto3" json:"malformed,omitempty"`
 	// Of another version of the protocol.
 	Version uint64 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
-	// With more subscriptions than a peer may have, of more peers than are accepted, or more handshakes than are looked at.
+	// With more subscriptions than a peer may have, of more peers than are accepted, more handshakes than are looked at, or
+	// subscriptions faster than lanes take them.
 	TooMany uint64 `protobuf:"varint,4,opt,name=too_many,json=tooMany,proto3" json:"too_many,omitempty"`
 	// Of a sender that has not proven who it is.
 	Unauthenticated uint64 `protobuf:"varint,5,opt,name=unauthenticated,proto3" json:"unauthenticated,omitempty"`

@@ -398,8 +398,13 @@ impl Control {
             match self.socket.recv_from(&mut buffer) {
                 Ok((length, source)) => {
                     let now = self.now();
+                    let behind = self.routes.are_behind(source, &self.lanes);
+                    self.peering.set_behind(behind);
                     self.peering
                         .receive(source, &buffer[..length], now, &mut effects);
+                    if !effects.changes.is_empty() {
+                        self.apply(std::mem::take(&mut effects));
+                    }
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                 // A peer's port that is not open yet answers by ICMP: nothing was received.

@@ -45,6 +45,9 @@ pub struct Routes {
 const LAST_DATAGRAMS: Duration = Duration::from_secs(1);
 /// Subscriptions that a lane is told of at a time: it carries out each command in one go.
 const MOST_CHANGES: usize = 128;
+/// Commands that a lane has not carried out while further subscriptions are taken; and changes of a peer that wait until the ways to it
+/// are known.
+const MOST_BEHIND: u64 = 128;
 /// Peers whose last datagrams are waited for, at most.
 const MOST_LEAVING: usize = 256;
 
@@ -165,6 +168,13 @@ impl Routes {
                 )
             })
             .collect()
+    }
+
+    /// Whether no more of a peer's subscriptions are taken for now: a lane is behind with what it was told, or so much waits until the
+    /// ways to the peer are known.
+    pub fn are_behind(&self, peer: SocketAddr, lanes: &[LaneInfo]) -> bool {
+        let waits = self.unknown.get(&peer).map_or(0, |u| u.wishes.len());
+        waits as u64 >= MOST_BEHIND || lanes.iter().any(|l| l.handle.behind() >= MOST_BEHIND)
     }
 
     /// Commands that bring the lanes up to date with what a peer has announced.
@@ -634,8 +644,10 @@ mod tests {
     use crate::counters::LaneCounters;
     use crate::lane::tests::datagram_of;
     use crate::lane::{EventSender, Lane, LanePort};
-    use crate::peering::message::Page;
+    use crate::peering::keys::{PeerConfig, Security};
+    use crate::peering::message::{Message, Page, encode};
     use crate::peering::subscriptions::{Difference, Held};
+    use crate::peering::{Effects, Local, Peering};
 
     fn port(kind: &'static str, speaks_udp: bool) -> PortInfo {
         PortInfo {
@@ -912,6 +924,72 @@ mod tests {
                 prop_assert_eq!(&counted, &wanted);
             }
         }
+    }
+
+    #[test]
+    fn a_peer_whose_wishes_change_faster_than_lanes_take_them_is_heard_when_they_have() {
+        const PAGES: u64 = 10_000;
+        let mut hearing = Hearing::new();
+        let now = Duration::from_secs(10);
+        let peer = PEER.parse().expect("an address");
+        let announcement = LaneAnnouncement {
+            incarnation: 77,
+            endpoints: vec![announced("udp", 1, true, None)],
+        };
+        let local = Local {
+            incarnation: 1,
+            name: "here".into(),
+            label: 2,
+            lanes: vec![announcement.clone()],
+        };
+        let mut peering = Peering::new(local, Security::none(), Vec::new());
+        peering.add(PeerConfig::from(peer), now, &mut Effects::default());
+        // Whether it was acknowledged.
+        let mut tell = |hearing: &mut Hearing, message: &Message| {
+            let mut effects = Effects::default();
+            peering.set_behind(hearing.routes.are_behind(peer, &hearing.lanes));
+            peering.receive(peer, &encode(9, message), now, &mut effects);
+            for change in effects.changes {
+                for (_, command) in hearing.routes.change(change, &hearing.lanes, now) {
+                    hearing.lanes[0].handle.send(command);
+                }
+            }
+            let too_many = peering.counters().too_many;
+            (!effects.datagrams.is_empty(), too_many)
+        };
+        let hello = Message::Hello {
+            name: "there".into(),
+            seen: 1,
+            stream: 0,
+            holds: 0,
+            label: 3,
+            lanes: vec![announcement],
+            failed: Vec::new(),
+        };
+        tell(&mut hearing, &hello);
+        let page = |base: u64| {
+            let entry = |channel| Subscription { channel, lane: 0 };
+            let entries = (0..100).map(|channel| (entry(channel), base.is_multiple_of(2)));
+            Message::Subscriptions(Page {
+                stream: 1,
+                base,
+                to: base + 1,
+                entries: entries.collect(),
+            })
+        };
+        let (mut version, mut refused) = (0, 0);
+        for _ in 0..PAGES {
+            match tell(&mut hearing, &page(version)) {
+                (true, _) => version += 1,
+                (false, too_many) => refused = too_many,
+            }
+            assert!(hearing.lanes[0].handle.behind() <= MOST_BEHIND);
+        }
+        assert!(version < PAGES && version + refused == PAGES);
+        while hearing.lanes[0].handle.behind() > 0 {
+            hearing.lane.poll();
+        }
+        assert!(tell(&mut hearing, &page(version)).0);
     }
 
     #[test]

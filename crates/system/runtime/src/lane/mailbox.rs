@@ -286,6 +286,11 @@ impl LaneHandle {
         self.mailbox.done.load(Ordering::Acquire) // Partner: `commands` in the lane.
     }
 
+    /// How many commands the lane was given and has not carried out.
+    pub fn behind(&self) -> u64 {
+        self.told().saturating_sub(self.done())
+    }
+
     /// Wakes the lane if it sleeps.
     pub fn wake(&self) {
         // EAGAIN: the counter is full, so it is awake.

@@ -254,7 +254,8 @@ pub struct PeeringCounters {
     pub unauthenticated: u64,
     /// Taken before.
     pub replayed: u64,
-    /// Beyond [`MAX_SUBSCRIPTIONS`], beyond [`MOST_ACCEPTED`], or more handshakes than are looked at.
+    /// Beyond [`MAX_SUBSCRIPTIONS`], beyond [`MOST_ACCEPTED`], more handshakes than are looked at, or subscriptions that come faster than
+    /// lanes take them.
     pub too_many: u64,
 }
 
@@ -294,6 +295,8 @@ pub struct Peering {
     /// Peers are told changes up to this version.
     telling: u64,
     random: u64,
+    /// No changes of subscriptions are taken.
+    behind: bool,
     counters: PeeringCounters,
 }
 
@@ -389,6 +392,7 @@ impl Peering {
             flush_at: None,
             flushed: Duration::ZERO,
             telling: 0,
+            behind: false,
             counters: PeeringCounters::default(),
         }
     }
@@ -528,6 +532,12 @@ impl Peering {
         let next = now + HELLO_EVERY;
         next.min(timer.unwrap_or(next))
             .min(self.flush_at.unwrap_or(next))
+    }
+
+    /// Whether lanes are behind with what they were told: what changes subscriptions is dropped until they are not any more, and comes
+    /// again, for it is not acknowledged.
+    pub fn set_behind(&mut self, behind: bool) {
+        self.behind = behind;
     }
 
     /// Takes a datagram from `source`.
@@ -771,6 +781,10 @@ impl Peering {
             _ if peer.incarnation != incarnation || peer.state != PeerState::Up => {}
             Message::Subscriptions(page) => {
                 peer.heard = Some(now);
+                if self.behind {
+                    self.counters.too_many += 1;
+                    return;
+                }
                 self.take_page(at, page, effects);
             }
             Message::Acknowledge { stream, version } => {
