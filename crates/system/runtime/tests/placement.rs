@@ -5,18 +5,18 @@ mod support;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use support::{App, config, free_port, start};
+use support::{App, config, connect, free_port, start};
 use takt_clock::{Clock, SystemTai};
 use takt_datapath::Datapath;
 use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath_udp::{UdpConfig, UdpDatapath};
-use takt_runtime::config::{Config, LinkSchedule};
+use takt_runtime::config::{Config, LinkSchedule, ListenerConfig};
 use takt_runtime::policy::{MappingPolicy, Policy};
 use takt_runtime::{Runtime, RuntimeHandle};
 use takt_session::layout::{FLAG_AT_ONCE_HERE, FLAG_LAUNCH_TIME, TxDescriptor};
 use takt_session::message::{Reply, Request};
 use takt_session::{ErrorCode, Qos};
-use takt_testing::until_true;
+use takt_testing::{Directory, until_true};
 use takt_time::TrafficClass;
 
 /// A node of two lanes whose datapaths are carried by these.
@@ -240,6 +240,56 @@ fn a_second_stream_gets_what_the_lane_of_the_first_carries_and_says_why() {
     let mut other = App::attach(runtime.handle());
     other.stream(Qos::slow());
     assert_eq!(lanes(runtime.handle()), [1, 0]);
+}
+
+#[test]
+fn a_session_that_is_moved_is_served_by_what_its_new_lane_carries() {
+    let directory = Directory::new();
+    let path = directory.join("tenant.sock");
+    let network = MemoryNetwork::new(MemoryNetworkConfig::default());
+    let name = MemoryNetwork::KIND.0;
+    let config = Config {
+        mapping: MappingPolicy {
+            fast_frugal: vec![name.into(), "udp".into()],
+            ..MappingPolicy::default()
+        },
+        listeners: vec![ListenerConfig {
+            path: path.clone(),
+            mode: 0o600,
+            policy: Policy::default(),
+        }],
+        ..two_lanes(&[("udp", &[0, 1]), (name, &[0])])
+    };
+    let udp: Arc<dyn Datapath> = Arc::new(UdpDatapath::new(UdpConfig::default()));
+    let runtime = Runtime::start(config, &[udp, network.datapath()], Vec::new());
+    let runtime = runtime.expect("it starts");
+    let handle = runtime.handle();
+    // The datapath of its stream, and its lane.
+    let open = |app: &mut App, told: u64| {
+        let Ok(Reply::StreamOpened { datapath, .. }) = app.ask(Request::OpenStream(Qos::fast()))
+        else {
+            panic!("no stream")
+        };
+        let sessions = handle.sessions().expect("running");
+        let session = sessions.iter().find(|s| s.session == told);
+        (datapath, session.expect("it is there").lane)
+    };
+    let newest = || {
+        let sessions = handle.sessions().expect("running");
+        sessions.iter().map(|s| s.session).max().expect("some")
+    };
+    let mut app = App::over(connect(&path));
+    let told = newest();
+    assert_eq!(open(&mut app, told), (name.to_owned(), 0));
+    let mut other = App::over(connect(&path));
+    let other_told = newest();
+    let moved = handle.move_session(told, 1).expect("running");
+    moved.expect("lane 1 carries a datapath for it");
+    // Of the same program, and there before: it is not the one that comes back.
+    assert_eq!(open(&mut other, other_told), (name.to_owned(), 0));
+    let mut again = App::over(connect(&path));
+    let told = newest();
+    assert_eq!(open(&mut again, told), ("udp".to_owned(), 1));
 }
 
 #[test]

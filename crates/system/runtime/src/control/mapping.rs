@@ -192,6 +192,25 @@ impl Control {
         Ok(())
     }
 
+    /// The best datapath for a tenant's stream of those that lanes carry.
+    fn choose(
+        &self,
+        tenant: &str,
+        qos: Qos,
+        lanes: &[usize],
+    ) -> Result<(DatapathKind, Mapping), Failure> {
+        let choice = self.choice(lanes, qos.datapath.is_some());
+        if choice.nothing {
+            return Err(Failure::new(
+                ErrorCode::NotPermitted,
+                format!(
+                    "lanes {lanes:?}, which serve tenant `{tenant}`, carry no datapath: ask the operator for another lane in `lanes` of its listener",
+                ),
+            ));
+        }
+        self.map(tenant, qos, &choice)
+    }
+
     /// Opens a stream on the best datapath that the session's lane carries. The first one chooses the lane, among
     /// those of its tenant and its class.
     pub(super) fn open_stream(
@@ -208,29 +227,28 @@ impl Control {
             Some(_) => self.lanes_of(&session.policy),
             None => vec![session.lane],
         };
-        let lanes = self.lanes_of_class(&lanes, qos, session.unplaced.is_none())?;
-        let choice = self.choice(&lanes, qos.datapath.is_some());
-        if choice.nothing {
-            return Err(Failure::new(
-                ErrorCode::NotPermitted,
-                format!(
-                    "lanes {lanes:?}, which serve tenant `{tenant}`, carry no datapath: ask the operator for another lane in `lanes` of its listener",
-                ),
-            ));
-        }
-        let (kind, Mapping { warning, rule, .. }) = self.map(tenant, qos, &choice)?;
+        let mut lanes = self.lanes_of_class(&lanes, qos, session.unplaced.is_none())?;
         let now = self.now();
         let wished = match session.unplaced {
             Some(_) => self.moves.take(session, now),
             None => None,
+        };
+        let wished = wished.filter(|lane| lanes.contains(lane));
+        // What that lane carries, as the session's streams were checked for it, unless it has failed since.
+        let there = wished.and_then(|lane| Some((lane, self.choose(tenant, qos, &[lane]).ok()?)));
+        let (kind, Mapping { warning, rule, .. }) = match there {
+            Some((lane, chosen)) => {
+                lanes = vec![lane];
+                chosen
+            }
+            None => self.choose(tenant, qos, &lanes)?,
         };
         let place = lanes
             .iter()
             .filter_map(|&lane| Some((lane, self.lanes[lane].port_of(kind)?)))
             // It counts at the lane that it was given when it came.
             .min_by_key(|(lane, _)| {
-                let sessions = self.lanes[*lane].sessions - usize::from(*lane == session.lane);
-                (Some(*lane) != wished, sessions)
+                self.lanes[*lane].sessions - usize::from(*lane == session.lane)
             });
         let Some((lane, port)) = place else {
             return Err(ErrorCode::Closed.into());

@@ -22,6 +22,7 @@ struct Expected {
     pid: i32,
     name: String,
     lane: usize,
+    since: Duration,
     until: Duration,
 }
 
@@ -40,6 +41,7 @@ impl Moves {
             pid: session.pid,
             name: session.name.clone(),
             lane,
+            since: now,
             until: now + WAITED_FOR,
         });
     }
@@ -48,7 +50,8 @@ impl Moves {
     pub(super) fn take(&mut self, session: &Session, now: Duration) -> Option<usize> {
         self.0.retain(|one| one.until > now);
         let is_it = |one: &Expected| {
-            (one.tenant, one.pid) == (session.tenant, session.pid) && one.name == session.name
+            let known = (one.tenant, one.pid) == (session.tenant, session.pid);
+            known && one.name == session.name && session.since >= one.since
         };
         let at = self.0.iter().position(is_it)?;
         self.0.remove(at).map(|one| one.lane)
