@@ -132,6 +132,7 @@ impl Lane {
                 let at = state.remotes.insert(remote);
                 self.by_remote.insert(id, at);
                 state.senders.enter(at, &state.remotes[at]);
+                state.tracks.enter(at, state.remotes[at].address());
             }
             Command::Reach { remote, endpoints } => self.reach(remote, endpoints),
             Command::Standing { remote, ports } => {

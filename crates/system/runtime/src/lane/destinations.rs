@@ -83,6 +83,7 @@ impl Lane {
         if let Some(remote) = self.state.remotes.get_mut(at) {
             remote.leaving = true;
         }
+        self.state.tracks.leave(at);
         self.want_nothing(id);
         self.withdraw(
             |piece| matches!(piece.destination, Destination::Remote { remote, .. } if remote == at),

@@ -43,6 +43,7 @@ mod direct;
 mod fairness;
 mod local;
 mod priority;
+mod restarts;
 
 const CHANNEL: ChannelId = ChannelId(5);
 const SESSION: SessionId = SessionId(1);
@@ -253,12 +254,17 @@ fn a_message_is_for_a_sink_whose_opening_is_in_the_mailbox() {
 
 /// A datagram of a lane elsewhere, with a message of the channel.
 pub(crate) fn datagram_of(sender: u32) -> Vec<u8> {
+    datagram_with(sender, 0)
+}
+
+/// The same with the message of this number.
+fn datagram_with(sender: u32, sequence: u32) -> Vec<u8> {
     let mut bytes = vec![0; 256];
     let mut cursor = DatagramCursor::new();
     let header = RecordHeader {
         channel: CHANNEL.0,
         source: 1,
-        sequence: 0,
+        sequence,
         message_length: 3,
         fragment_index: 0,
         fragment_stride: 0,

@@ -7,6 +7,7 @@
 //! what the former one had accepted and not sent is known by what is missing.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 
 use crate::slots::RemoteSlot;
 use slab::Slab;
@@ -122,6 +123,8 @@ pub struct SourceKey {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     key: SourceKey,
+    /// The same source at a lane that is leaving, of which it was heard before: what still comes of it there is judged here.
+    before: Option<SourceKey>,
     channel: u64,
     /// Since when its channel has listeners here: what was seen before them counts no more.
     since: u64,
@@ -147,6 +150,9 @@ pub struct Listening {
 pub struct Tracks {
     entries: Slab<Entry>,
     by_key: HashMap<SourceKey, usize, foldhash::fast::RandomState>,
+    /// By channel and the number under which sinks know it: of sources that have these in common, one.
+    by_name: HashMap<(u64, u32), usize, foldhash::fast::RandomState>,
+    homes: HashMap<RemoteSlot, Home, foldhash::fast::RandomState>,
     /// The last one looked for: messages mostly follow others of the same source.
     last: Option<(SourceKey, usize)>,
     /// Where the next one is forgotten if there are too many.
@@ -155,6 +161,13 @@ pub struct Tracks {
     /// order in which they came.
     orphans: HashMap<(u64, u32), Orphan, foldhash::fast::RandomState>,
     orphaned: VecDeque<(u64, u32)>,
+}
+
+/// A remote lane: where it is, and whether only its last messages still come.
+#[derive(Clone, Copy, Debug)]
+struct Home {
+    address: Option<IpAddr>,
+    leaving: bool,
 }
 
 /// What was heard of a source whose lane is gone.
@@ -222,6 +235,19 @@ impl Tracks {
         lost
     }
 
+    /// A remote lane is there, at this address.
+    pub fn enter(&mut self, remote: RemoteSlot, address: Option<IpAddr>) {
+        let leaving = false;
+        self.homes.insert(remote, Home { address, leaving });
+    }
+
+    /// Only the last messages of a remote lane still come. Another one at its address goes on with its sources where they were.
+    pub fn leave(&mut self, remote: RemoteSlot) {
+        if let Some(home) = self.homes.get_mut(&remote) {
+            home.leaving = true;
+        }
+    }
+
     /// Forgets all sources of a remote lane from which nothing comes any more. `left` is told of each that was
     /// heard: its channel, since when that has listeners, what was announced and has not arrived, and whether
     /// anything behind it may be missing too.
@@ -232,14 +258,19 @@ impl Tracks {
         mut left: impl FnMut(u64, u64, u64, bool),
     ) {
         self.last = None;
-        self.entries.retain(|_, entry| {
+        self.homes.remove(&remote);
+        self.entries.retain(|at, entry| {
+            entry.before = entry.before.filter(|before| before.remote != remote);
             if entry.key.remote != remote {
                 return true;
+            }
+            let name = (entry.channel, entry.sender);
+            if self.by_name.get(&name) == Some(&at) {
+                self.by_name.remove(&name);
             }
             if let Some(track) = &mut entry.track {
                 let lost = entry.announced.map_or(0, |next| track.give_up_below(next));
                 left(entry.channel, entry.since, lost, !clean);
-                let name = (entry.channel, entry.sender);
                 let orphan = Orphan {
                     since: entry.since,
                     track: *track,
@@ -250,7 +281,8 @@ impl Tracks {
             }
             false
         });
-        self.by_key.retain(|key, _| key.remote != remote);
+        self.by_key
+            .retain(|key, at| key.remote != remote && self.entries.contains(*at));
         while self.orphaned.len() > MOST_ORPHANS {
             if let Some(oldest) = self.orphaned.pop_front() {
                 self.orphans.remove(&oldest);
@@ -282,20 +314,24 @@ impl Tracks {
 
     #[cold]
     fn insert(&mut self, key: SourceKey, listening: &Listening) -> usize {
+        let sender = sender_number(listening.label, key.source);
+        let name = (listening.channel, sender);
+        if let Some(at) = self.take_over(key, name) {
+            return at;
+        }
         if self.entries.len() >= MOST_TRACKS {
             self.hand = (self.hand + 1) % MOST_TRACKS;
             if let Some(old) = self.entries.get(self.hand).map(|entry| entry.key) {
                 self.forget(old);
             }
         }
-        let sender = sender_number(listening.label, key.source);
-        let name = (listening.channel, sender);
         let orphan = self.orphans.remove(&name);
         if orphan.is_some() {
             self.orphaned.retain(|orphaned| *orphaned != name);
         }
         let at = self.entries.insert(Entry {
             key,
+            before: None,
             channel: listening.channel,
             since: listening.since,
             sender,
@@ -305,13 +341,41 @@ impl Tracks {
             announced: None,
         });
         self.by_key.insert(key, at);
+        self.by_name.entry(name).or_insert(at);
         at
+    }
+
+    /// Where a source is known of a lane at the same address that is leaving: it goes on there under this key.
+    fn take_over(&mut self, key: SourceKey, name: (u64, u32)) -> Option<usize> {
+        let at = *self.by_name.get(&name)?;
+        let entry = self.entries.get_mut(at)?;
+        let (home, now) = (
+            self.homes.get(&entry.key.remote)?,
+            self.homes.get(&key.remote)?,
+        );
+        if !home.leaving || home.address != now.address {
+            return None;
+        }
+        let before = std::mem::replace(&mut entry.key, key);
+        if let Some(older) = entry.before.replace(before) {
+            self.by_key.remove(&older);
+        }
+        self.by_key.insert(key, at);
+        Some(at)
     }
 
     fn forget(&mut self, key: SourceKey) {
         self.last = None;
-        if let Some(at) = self.by_key.remove(&key) {
-            self.entries.try_remove(at);
+        let at = self.by_key.get(&key).copied();
+        let Some((at, entry)) = at.and_then(|at| Some((at, self.entries.try_remove(at)?))) else {
+            return;
+        };
+        for key in [Some(entry.key), entry.before].into_iter().flatten() {
+            self.by_key.remove(&key);
+        }
+        let name = (entry.channel, entry.sender);
+        if self.by_name.get(&name) == Some(&at) {
+            self.by_name.remove(&name);
         }
     }
 }
@@ -536,6 +600,109 @@ mod tests {
         let back = restarted(&mut tracks);
         let (_, verdict) = tracks.accept(back, &listening(2), 16).expect("its channel");
         assert_eq!(Some(verdict), new(16, 0));
+    }
+
+    /// The same source at another lane, which comes while the last messages of the one before are still taken.
+    fn followed(tracks: &mut Tracks) -> SourceKey {
+        let key = SourceKey {
+            remote: RemoteSlot(4),
+            ..KEY
+        };
+        for remote in [KEY.remote, key.remote] {
+            tracks.enter(remote, Some([192, 0, 2, 1].into()));
+        }
+        tracks.leave(KEY.remote);
+        key
+    }
+
+    #[test]
+    fn a_source_that_is_back_before_its_lane_is_forgotten_goes_on_where_it_was() {
+        let mut tracks = Tracks::default();
+        take(&mut tracks, 9, 10);
+        let back = followed(&mut tracks);
+        let mut there = |sequence| {
+            let accepted = tracks.accept(back, &listening(1), sequence);
+            accepted.map(|(_, verdict)| verdict)
+        };
+        assert_eq!(there(16), new(16, 5));
+        assert_eq!(there(10), Some(Verdict::Duplicate));
+        // What comes behind it of the lane before.
+        let late = Some(Verdict::Late { sequence: 12 });
+        assert_eq!(take(&mut tracks, 9, 12), late);
+        for sequence in [10, 12, 16] {
+            assert_eq!(take(&mut tracks, 9, sequence), Some(Verdict::Duplicate));
+        }
+        tracks.forget_remote(KEY.remote, false, |_, _, _, _| panic!("it goes on"));
+        let (_, verdict) = tracks.accept(back, &listening(1), 18).expect("its channel");
+        assert_eq!(Some(verdict), new(18, 1));
+        tracks.forget_remote(back.remote, true, |_, _, lost, unknown| {
+            assert!(lost == 0 && !unknown);
+        });
+        assert!(tracks.entries.is_empty() && tracks.by_key.is_empty());
+        assert!(tracks.by_name.is_empty() && tracks.homes.is_empty());
+    }
+
+    #[test]
+    fn what_was_announced_of_it_holds_on() {
+        let mut tracks = Tracks::default();
+        take(&mut tracks, 9, 95);
+        tracks.announce(KEY, &listening(1), 100, false);
+        let back = followed(&mut tracks);
+        for sequence in 96..99 {
+            let accepted = tracks.accept(back, &listening(1), sequence);
+            assert_eq!(
+                accepted.map(|(_, verdict)| verdict),
+                new(sequence.into(), 0)
+            );
+        }
+        assert_eq!(tracks.announce(back, &listening(1), 100, false), 1);
+    }
+
+    #[test]
+    fn a_source_of_a_lane_that_is_there_is_nobody_elses() {
+        let mut tracks = Tracks::default();
+        take(&mut tracks, 9, 10);
+        let back = followed(&mut tracks);
+        tracks.enter(KEY.remote, Some([192, 0, 2, 1].into()));
+        let there = |tracks: &mut Tracks, remote, sequence: u64| {
+            let key = SourceKey { remote, ..KEY };
+            let accepted = tracks.accept(key, &listening(1), sequence as u32);
+            assert_eq!(accepted.map(|(_, verdict)| verdict), new(sequence, 0));
+        };
+        there(&mut tracks, back.remote, 16);
+        there(&mut tracks, KEY.remote, 11);
+        // Nor is one that is leaving a stranger's.
+        let stranger = RemoteSlot(5);
+        tracks.enter(stranger, Some([192, 0, 2, 2].into()));
+        tracks.leave(KEY.remote);
+        there(&mut tracks, stranger, 40);
+        there(&mut tracks, KEY.remote, 12);
+    }
+
+    #[test]
+    fn lanes_that_follow_each_other_leave_nothing_behind() {
+        let mut tracks = Tracks::default();
+        let key = |remote| SourceKey {
+            remote: RemoteSlot(remote),
+            ..KEY
+        };
+        for remote in 0..5 {
+            tracks.enter(RemoteSlot(remote), None);
+            let sequence = 10 * remote as u32;
+            let accepted = tracks.accept(key(remote), &listening(1), sequence);
+            assert!(matches!(accepted, Some((_, Verdict::New { .. }))));
+            tracks.leave(RemoteSlot(remote));
+        }
+        tracks.announce(key(4), &listening(1), 41, true);
+        tracks.announce(key(4), &listening(1), 41, true);
+        assert!(tracks.entries.is_empty() && tracks.by_key.is_empty());
+        assert!(tracks.by_name.is_empty());
+        assert!(tracks.accept(key(4), &listening(1), 50).is_some());
+        for remote in 0..5 {
+            tracks.forget_remote(RemoteSlot(remote), true, |_, _, _, _| {});
+        }
+        assert!(tracks.entries.is_empty() && tracks.by_key.is_empty());
+        assert!(tracks.by_name.is_empty() && tracks.homes.is_empty());
     }
 
     #[test]
