@@ -715,18 +715,20 @@ impl Flow {
         let Some(spec) = spec else {
             return Change::default();
         };
-        let silent = match (spec.period_ns, spec.tolerance_ns) {
-            (Some(period), tolerance) => {
+        let is_silent_since = |since_ns: i64| {
+            spec.period_ns.is_some_and(|period| {
                 // From a beat to the next; within a burst there may be less.
-                let late = now_ns - self.last_ns.max(rules.unseen_ns) - period;
-                late > tolerance.unwrap_or(period)
-            }
-            _ => false,
+                now_ns - since_ns - period > spec.tolerance_ns.unwrap_or(period)
+            })
         };
-        match silent {
-            true => self.call(Level::Red, Some(Kpi::Silence), now_ns, spec),
-            false => self.call(Level::Green, None, now_ns, spec),
+        if is_silent_since(self.last_ns.max(rules.unseen_ns)) {
+            return self.call(Level::Red, Some(Kpi::Silence), now_ns, spec);
         }
+        if is_silent_since(self.last_ns) {
+            // Or its packets were not seen here: nobody knows, so that the level stays.
+            return Change::default();
+        }
+        self.call(Level::Green, None, now_ns, spec)
     }
 
     /// Share of packets lost in the present window and the one before, by numbers or, without, by missing beats.

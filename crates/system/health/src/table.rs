@@ -232,7 +232,7 @@ impl Table {
     }
 
     /// Packets up to this instant may have come and not been handed over, as when a socket had no room. What is missing of flows across it is
-    /// counted as lost, and neither levels nor rules go by it.
+    /// counted as lost, and neither levels nor rules go by it: those of a flow of which nothing has come since stay as they are.
     pub fn note_unseen(&mut self, now_ns: i64) {
         let now_ns = now_ns.clamp(i64::MIN / 4, i64::MAX / 4);
         self.unseen_ns = self.unseen_ns.max(now_ns);
@@ -587,11 +587,13 @@ impl Table {
         for (index, state) in &mut rules {
             let index = usize::from(*index);
             let rule = &self.document.rules[index];
-            let unseen_ns = self.unseen_ns;
+            // What was not seen may have come, and may not have: such silence begins no rule, and its end ends none.
+            let seen_ns = match state.active {
+                true => i64::MAX,
+                false => now_ns.saturating_sub(self.unseen_ns).max(0),
+            };
             let value = |kpi| match (kpi, flow.value(kpi, now_ns, self.config.window_ns)) {
-                (Kpi::Silence, Some(silence)) => {
-                    Some(silence.min(now_ns.saturating_sub(unseen_ns).max(0) as f64))
-                }
+                (Kpi::Silence, Some(silence)) => Some(silence.min(seen_ns as f64)),
                 (_, value) => value,
             };
             if let Some(begins) = state.step(rule, now_ns, &value) {

@@ -564,6 +564,49 @@ fn what_was_not_seen_here_is_no_loss_that_levels_and_rules_go_by() {
     }
 }
 
+const SILENT: &str = "[[flow]]\nname = \"a\"\nmatch = \"*\"\nperiod = \"10ms\"\nhold = \"100ms\"\n\
+                      [[rule]]\nname = \"silent\"\nwhen = \"silence > 100ms\"\nhold = \"100ms\"\ndo = [\"event\"]\n";
+
+#[test]
+fn a_flow_that_is_not_seen_stays_as_it_was() {
+    let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+    for is_dead in [true, false] {
+        let mut table = table(SILENT);
+        take(&mut table, START, &packet);
+        let mut now = START;
+        let mut sweep = |table: &mut Table, ms: i64, unseen: bool| {
+            for _ in 0..ms / 10 {
+                now += 10 * MS;
+                if unseen {
+                    table.note_unseen(now);
+                }
+                table.sweep(now, 10);
+            }
+            now
+        };
+        let (level, told) = match is_dead {
+            true => (Level::Red, vec![true]),
+            false => (Level::Green, vec![]),
+        };
+        if is_dead {
+            sweep(&mut table, 500, false);
+        }
+        assert_eq!((only(&table).level(), rules(&mut table)), (level, told));
+        sweep(&mut table, 5000, true);
+        assert_eq!((only(&table).level(), rules(&mut table)), (level, vec![]));
+        // All is seen again, and of this flow there is nothing.
+        let end = sweep(&mut table, 500, false);
+        assert_eq!(only(&table).level(), Level::Red);
+        assert_eq!(rules(&mut table), if is_dead { vec![] } else { vec![true] });
+        // It comes again.
+        for beat in 1..100 {
+            take(&mut table, end + beat * 10 * MS, &packet);
+        }
+        assert_eq!(only(&table).level(), Level::Green);
+        assert_eq!(rules(&mut table), [false]);
+    }
+}
+
 /// Whether rules began or ended, in this order.
 fn rules(table: &mut Table) -> Vec<bool> {
     let events = table.take_events();
