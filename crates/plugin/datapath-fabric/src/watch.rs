@@ -36,7 +36,7 @@ pub(crate) struct Watch {
 pub(crate) enum Look {
     /// Nothing.
     Fine,
-    /// Nothing has ended since the last look: cancel this frame, and read what has ended. Then [`Watch::asked`].
+    /// Nothing has ended since the last look: cancel this frame, and read all that has ended. Then [`Watch::asked`].
     Ask(usize),
     /// So many frames have been taken and have not ended for too long: most of them.
     Stuck(u64),
@@ -114,9 +114,14 @@ impl Watch {
         (self.taken, self.taken_before) = (self.last, self.last);
     }
 
+    /// Whether a frame is posted.
+    pub(crate) fn is_posted(&self, frame: usize) -> bool {
+        self.posted[frame] != 0
+    }
+
     /// The frames that are posted.
     pub(crate) fn posted(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.posted.len()).filter(|frame| self.posted[*frame] != 0)
+        (0..self.posted.len()).filter(|frame| self.is_posted(*frame))
     }
 }
 

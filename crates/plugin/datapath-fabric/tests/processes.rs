@@ -461,6 +461,31 @@ fn a_port_whose_frames_are_held_begins_anew_and_says_so() {
     });
 }
 
+/// What has been sent ends, too, and is told of before it is told that no message has the frames.
+#[test]
+fn a_port_that_only_sends_is_not_taken_for_one_whose_frames_are_held() {
+    // Several looks.
+    const LONG: Duration = Duration::from_secs(5);
+    let Some(datapath) = probe(&FabricConfig::new(Provider::Tcp)) else {
+        return;
+    };
+    let health = datapath.health(Box::new(|| ())).expect("it is known");
+    let (mut port, mut other) = (open(&datapath, own(1)), open(&datapath, own(3)));
+    let peer = port.connect(other.local()).expect("a peer");
+    let start = Instant::now();
+    while start.elapsed() < LONG {
+        for _ in 0..5 {
+            send(&mut *port, peer, &[7; 100]);
+        }
+        port.flush();
+        port.receive(64, &mut |_| {});
+        other.receive(64, &mut |_| {});
+        assert_eq!(health.fault(), None);
+    }
+    assert!(port.counters().tx_datagrams > 0);
+    assert_eq!(port.counters().rx_dropped, 0);
+}
+
 /// As a lane does that has nothing to do but what its descriptor wakes it for.
 #[test]
 fn a_sleeping_sender_goes_on_when_its_receiver_does() {
