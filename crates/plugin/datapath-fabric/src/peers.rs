@@ -24,7 +24,9 @@ pub(crate) struct Peer {
     generation: u16,
     /// `None`: disconnected, since then.
     connected: Result<(), Instant>,
-    /// libfabric's name of it; none: of another host, which shared memory does not reach.
+    /// Whether libfabric may know it: shared memory reaches nobody of another host.
+    enters: bool,
+    /// libfabric's name of it; none: it is not known there, or not yet.
     pub(crate) fabric: Option<u64>,
     /// What its datagrams begin with.
     pub(crate) header: [u8; header::LEN],
@@ -157,6 +159,7 @@ impl Peers {
             remote,
             generation,
             connected: Ok(()),
+            enters: fabric.is_some(),
             fabric,
             header: header::write(Kind::Datagram, source),
             resolved: false,
@@ -229,18 +232,25 @@ impl Peers {
     #[cold]
     pub(crate) fn probe(&mut self, endpoint: &mut Endpoint) {
         let now = Instant::now();
-        let places = &mut self.places;
+        let (places, provider) = (&mut self.places, self.provider);
         self.unresolved.retain(|place| {
             let peer = &mut places[usize::from(*place)];
-            let Some(fabric) = peer.fabric else {
+            if !peer.enters {
                 return false;
-            };
+            }
             if now < peer.retry {
                 return true;
             }
             let mut probe = peer.header;
             probe[4] = Kind::Probe as u8;
-            match endpoint.inject(fabric, &probe) {
+            if peer.fabric.is_none() {
+                peer.fabric = endpoint.insert(&Address::new(provider, peer.remote)).ok();
+            }
+            let outcome = match peer.fabric {
+                Some(fabric) => endpoint.inject(fabric, &probe),
+                None => Outcome::Refused,
+            };
+            match outcome {
                 Outcome::Taken => {
                     peer.resolved = true;
                     peer.broken = false;
@@ -304,10 +314,10 @@ impl Peers {
     pub(crate) fn enter_again(&mut self, endpoint: &mut Endpoint) {
         for place in 0..self.places.len() {
             let peer = &mut self.places[place];
-            if peer.fabric.is_none() {
+            if !peer.enters {
                 continue;
             }
-            // Who cannot be entered would be sent to in vain: what waits for him is lost, counted.
+            // Who cannot be entered would be sent to in vain: what waits for him is lost, counted. He is tried again with the others.
             peer.fabric = endpoint
                 .insert(&Address::new(self.provider, peer.remote))
                 .ok();
@@ -331,5 +341,55 @@ impl Peers {
         }
         peer.retry = now + RETRY;
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_peer_that_could_not_be_entered_again_is_entered_later() {
+        let config = FabricConfig::new(Provider::Tcp);
+        if let Err(reason) = endpoint::probe(Provider::Tcp, &config) {
+            println!("skipped: {reason}");
+            return;
+        }
+        let open = |last: u8| {
+            let bind = SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0));
+            let endpoint = Endpoint::open(Provider::Tcp, &config, bind).expect("an endpoint");
+            let number = endpoint.port(bind).expect("a port");
+            (endpoint, SocketAddr::new(bind.ip(), number))
+        };
+        let ((mut own, local), (mut other, remote)) = (open(1), open(3));
+        // The end of a connection is heard behind what came by it.
+        for frame in 0..config.receives {
+            // SAFETY: nobody looks at the frames.
+            let posted = unsafe { other.post(frame, false) };
+            assert_eq!(posted, Outcome::Taken);
+        }
+        let mut peers = Peers::new(Provider::Tcp, local, &config);
+        let handle = peers.connect(&mut own, remote).expect("a peer");
+        let mut reach = |peers: &mut Peers, own: &mut Endpoint| {
+            let start = Instant::now();
+            while !peers.is_reached(handle) {
+                peers.probe(own);
+                own.read(|_| {});
+                other.read(|_| {});
+                assert!(start.elapsed() < PATIENCE, "it is not reached");
+            }
+        };
+        reach(&mut peers, &mut own);
+        // Nobody can be entered where there is no endpoint.
+        own.close();
+        peers.enter_again(&mut own);
+        peers.probe(&mut own);
+        assert!(!peers.is_reached(handle));
+        own.reopen(&config, local).expect("the same address");
+        reach(&mut peers, &mut own);
     }
 }
