@@ -27,6 +27,8 @@ const LOOKS: usize = 16;
 const HISTOGRAM_FROM: u64 = 16;
 /// Events that nobody took.
 const MAX_EVENTS: usize = 4096;
+/// What is noted for an instant further ahead was noted before the clock went back. Nanoseconds.
+const AHEAD_NS: i64 = 60_000_000_000;
 
 /// What a table is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -653,6 +655,9 @@ impl Table {
     /// Looks at up to `count` flows for silence and for levels and rules that end, and goes on from there with the next
     /// call. `now_ns` (TAI) is the time up to which all packets were taken.
     pub fn sweep(&mut self, now_ns: i64, count: usize) {
+        if self.unseen_ns.saturating_sub(now_ns) > AHEAD_NS {
+            self.unseen_ns = now_ns;
+        }
         let rules = Rules {
             window_ns: self.config.window_ns,
             burst_gap_ns: self.config.burst_gap_ns,

@@ -607,6 +607,19 @@ fn a_flow_that_is_not_seen_stays_as_it_was() {
     }
 }
 
+#[test]
+fn what_was_not_seen_is_of_the_past_when_the_clock_goes_back() {
+    let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+    let mut table = table(SILENT);
+    table.note_unseen(START + 3_600_000 * MS);
+    take(&mut table, START, &packet);
+    // Silence counts from the first look on.
+    table.sweep(START, 10);
+    table.sweep(START + 500 * MS, 10);
+    assert_eq!(only(&table).level(), Level::Red);
+    assert_eq!(rules(&mut table), [true]);
+}
+
 /// Whether rules began or ended, in this order.
 fn rules(table: &mut Table) -> Vec<bool> {
     let events = table.take_events();
