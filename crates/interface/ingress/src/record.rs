@@ -9,8 +9,8 @@ use takt::{Endpoint, TrafficClass};
 use takt_wire::checksum::PartialSum;
 use takt_wire::ethernet::{self, EtherType, MacAddress};
 use takt_wire::ip::{Addresses, Protocol};
-use takt_wire::vlan::VlanTag;
-use takt_wire::{ipv4, ipv6};
+use takt_wire::vlan::{self, VlanTag};
+use takt_wire::{arp, ipv4, ipv6};
 
 /// Shares of a ring: as many as the program has.
 pub const SHARES: usize = 256;
@@ -24,6 +24,8 @@ const UDP_CHECKSUM: Range<usize> = 6..8;
 /// The same of TCP, without options (RFC 9293, section 3.1).
 const TCP_HEADER: usize = 20;
 const TCP_CHECKSUM: Range<usize> = 16..18;
+/// The next header of IPv6 that multicast listeners' reports begin with: hop-by-hop options (RFC 8200, section 4.3; RFC 3810, section 5).
+const HOP_BY_HOP: Protocol = Protocol(0);
 
 /// The clock of a launch time, as the kernel tells it (`enum skb_tstamp_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +105,49 @@ impl Towards {
     }
 }
 
+/// Whether a frame comes from an endpoint, whatever else it is: from its station and, as far as it is IP or address resolution, behind VLAN
+/// tags, too, from one of its addresses. Hosts find each other on an IPv6 link by ICMPv6 from link-local addresses or from none; that is let pass.
+///
+/// # Errors
+/// [`Foreign::Source`]: it does not. [`Foreign::Malformed`]: there is no telling.
+pub fn check_source(frame: &[u8], endpoint: &Endpoint) -> Result<(), Foreign> {
+    let header = ethernet::Packet::new_checked(frame).map_err(|_| Foreign::Malformed)?;
+    if header.source() != MacAddress(endpoint.mac) {
+        return Err(Foreign::Source);
+    }
+    let behind = vlan::parse(header.ether_type(), header.payload());
+    let (_, ether_type, packet) = behind.map_err(|_| Foreign::Malformed)?;
+    let is_own = match ether_type {
+        EtherType::IPV4 => {
+            let packet = ipv4::Packet::new_checked(packet).map_err(|_| Foreign::Malformed)?;
+            endpoint.is_source(packet.source().into())
+        }
+        EtherType::IPV6 => {
+            let packet = ipv6::Packet::new_checked(packet).map_err(|_| Foreign::Malformed)?;
+            let source = packet.source();
+            endpoint.is_source(source.into())
+                || (source.is_unspecified() || source.is_unicast_link_local()) && is_icmp(&packet)
+        }
+        EtherType::ARP => {
+            let packet = arp::Packet::new_checked(packet).map_err(|_| Foreign::Malformed)?;
+            // Who asks whether an address is taken has none yet (RFC 5227).
+            packet.sender_mac() == MacAddress(endpoint.mac)
+                && (packet.sender_ip().is_unspecified()
+                    || endpoint.is_source(packet.sender_ip().into()))
+        }
+        _ => true,
+    };
+    if is_own { Ok(()) } else { Err(Foreign::Source) }
+}
+
+/// Whether an IPv6 packet carries ICMPv6, at once or behind hop-by-hop options.
+fn is_icmp(packet: &ipv6::Packet<&[u8]>) -> bool {
+    match packet.next_header() {
+        HOP_BY_HOP => packet.payload().first() == Some(&Protocol::ICMPV6.0),
+        header => header == Protocol::ICMPV6,
+    }
+}
+
 /// What a frame says of itself, of an endpoint that it may come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
@@ -118,31 +163,27 @@ impl Summary {
     /// # Errors
     /// Why it is not the runtime's.
     pub fn of(frame: &[u8], endpoint: &Endpoint) -> Result<Self, Foreign> {
+        check_source(frame, endpoint)?;
         let header = ethernet::Packet::new_checked(frame).map_err(|_| Foreign::Malformed)?;
         let packet = header.payload();
         if packet.len() > usize::from(endpoint.mtu) {
             return Err(Foreign::Malformed);
         }
-        if header.source() != MacAddress(endpoint.mac) {
-            return Err(Foreign::Source);
-        }
         let station = header.destination();
         if station.is_link_control() {
             return Err(Foreign::Kind);
         }
-        let (source, receiver, dscp): (IpAddr, IpAddr, _) = match header.ether_type() {
+        let (receiver, dscp): (IpAddr, _) = match header.ether_type() {
             EtherType::IPV4 => {
                 let packet = ipv4::Packet::new_checked(packet).map_err(|_| Foreign::Malformed)?;
-                let (source, receiver) = (packet.source(), packet.destination());
-                (source.into(), receiver.into(), packet.dscp())
+                (packet.destination().into(), packet.dscp())
             }
             EtherType::IPV6 => {
                 let packet = ipv6::Packet::new_checked(packet).map_err(|_| Foreign::Malformed)?;
                 if ![Protocol::UDP, Protocol::TCP].contains(&packet.next_header()) {
                     return Err(Foreign::Kind);
                 }
-                let (source, receiver) = (packet.source(), packet.destination());
-                (source.into(), receiver.into(), packet.dscp())
+                (packet.destination().into(), packet.dscp())
             }
             EtherType::VLAN => return Self::tagged(station, packet, endpoint),
             kind if kind.is_reserved() => return Err(Foreign::Kind),
@@ -156,9 +197,6 @@ impl Summary {
                 });
             }
         };
-        if !endpoint.is_source(source) {
-            return Err(Foreign::Source);
-        }
         Ok(Self {
             towards: Towards {
                 station: station.0,
@@ -388,7 +426,7 @@ mod tests {
         assert_eq!(of(&changed(11, 7)), Err(Foreign::Source));
         assert_eq!(of(&changed(LINK_HEADER + 15, 7)), Err(Foreign::Source));
         assert_eq!(of(&changed(12, 0x81)), Err(Foreign::Kind));
-        assert_eq!(of(&changed(13, 6)), Err(Foreign::Kind));
+        assert_eq!(of(&arp([10, 0, 0, 1])), Err(Foreign::Kind));
         assert_eq!(of(&changed(LINK_HEADER, 0x4f)), Err(Foreign::Malformed));
         let mut six = frame(true, 0, b"x");
         six[LINK_HEADER + 6] = 58;
@@ -405,6 +443,107 @@ mod tests {
         assert_eq!(Summary::of(&tagged[..15], &within), Err(Foreign::Malformed));
         assert_eq!(of(&frame(false, 0, &[0; 1473])), Err(Foreign::Malformed));
         assert_eq!(of(&[0; 13]), Err(Foreign::Malformed));
+    }
+
+    /// A request of the endpoint's station for an address, by one that it says to have.
+    fn arp(sender: [u8; 4]) -> Vec<u8> {
+        let mac = endpoint().mac;
+        let mut frame = [&[0xff; 6][..], &mac, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]].concat();
+        frame.extend(mac);
+        frame.extend(sender);
+        frame.extend([0, 0, 0, 0, 0, 0, 10, 0, 0, 2]);
+        frame
+    }
+
+    #[test]
+    fn a_foreign_source_is_told_whatever_else_is_wrong_with_the_frame() {
+        let own = endpoint();
+        let other = Endpoint {
+            addresses: vec![
+                ([10, 0, 0, 9].into(), 24),
+                ("fd00::9".parse().expect("one"), 64),
+            ],
+            ..own.clone()
+        };
+        let changed = |mut frame: Vec<u8>, at: usize, to: u8| {
+            frame[at] = to;
+            frame
+        };
+        let tagged = |tag: &[u8], mut frame: Vec<u8>| {
+            frame.splice(12..12, tag.iter().copied());
+            frame
+        };
+        let plain = || frame(false, 0, b"x");
+        let mut to_bridges = plain();
+        to_bridges[..6].copy_from_slice(&[1, 0x80, 0xc2, 0, 0, 0]);
+        let frames = [
+            (frame(false, 0, &[0; 1473]), Foreign::Malformed),
+            (tagged(&[0x81, 0, 0, 7], plain()), Foreign::Kind),
+            (
+                tagged(&[0x88, 0xa8, 0, 7, 0x81, 0, 0, 8], plain()),
+                Foreign::Kind,
+            ),
+            (to_bridges, Foreign::Kind),
+            // Destination options, a fragment, ICMPv6.
+            (
+                changed(frame(true, 0, b"x"), LINK_HEADER + 6, 60),
+                Foreign::Kind,
+            ),
+            (
+                changed(frame(true, 0, b"x"), LINK_HEADER + 6, 44),
+                Foreign::Kind,
+            ),
+            (
+                changed(frame(true, 0, b"x"), LINK_HEADER + 6, 58),
+                Foreign::Kind,
+            ),
+            (arp([10, 0, 0, 1]), Foreign::Kind),
+        ];
+        for (mut frame, why) in frames {
+            assert_eq!(check_source(&frame, &own), Ok(()), "{frame:?}");
+            assert_eq!(Summary::of(&frame, &own), Err(why), "{frame:?}");
+            assert_eq!(check_source(&frame, &other), Err(Foreign::Source));
+            assert_eq!(Summary::of(&frame, &other), Err(Foreign::Source));
+            frame[11] ^= 1;
+            assert_eq!(check_source(&frame, &own), Err(Foreign::Source));
+        }
+        // Of these there is no telling.
+        for frame in [
+            changed(plain(), LINK_HEADER, 0x4f),
+            changed(frame(true, 0, b"x"), LINK_HEADER + 4, 0xff),
+            changed(arp([10, 0, 0, 1]), LINK_HEADER, 9),
+            tagged(&[0x81, 0, 0, 7].repeat(3), plain()),
+            tagged(&[0x81, 0, 0xff, 0xff], plain()),
+        ] {
+            assert_eq!(check_source(&frame, &own), Err(Foreign::Malformed));
+        }
+    }
+
+    #[test]
+    fn hosts_may_find_each_other_by_addresses_that_no_endpoint_has() {
+        let endpoint = endpoint();
+        let from = |source: &str, next: u8, first: u8| {
+            let mut frame = frame(true, 0, b"x");
+            let source: std::net::Ipv6Addr = source.parse().expect("one");
+            frame[LINK_HEADER + 8..LINK_HEADER + 24].copy_from_slice(&source.octets());
+            frame[LINK_HEADER + 6] = next;
+            frame[LINK_HEADER + 40] = first;
+            check_source(&frame, &endpoint)
+        };
+        for source in ["::", "fe80::7"] {
+            assert_eq!(from(source, 58, 135), Ok(()));
+            assert_eq!(from(source, 0, 58), Ok(()));
+            // Nothing that is carried behind the same headers.
+            assert_eq!(from(source, 0, 17), Err(Foreign::Source));
+            assert_eq!(from(source, 60, 17), Err(Foreign::Source));
+            assert_eq!(from(source, 17, 0), Err(Foreign::Source));
+        }
+        assert_eq!(from("fd00::7", 58, 135), Err(Foreign::Source));
+        assert_eq!(check_source(&arp([0; 4]), &endpoint), Ok(()));
+        assert_eq!(
+            check_source(&arp([10, 0, 0, 7]), &endpoint),
+            Err(Foreign::Source)
+        );
     }
 
     /// A segment as a pod's kernel leaves it to its veth.

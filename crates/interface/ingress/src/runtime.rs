@@ -11,7 +11,7 @@ use takt::{
 };
 
 use crate::counters::{Counters, Unserved};
-use crate::record::{Foreign, Summary, Towards};
+use crate::record::{Foreign, Summary, Towards, check_source};
 
 /// Frames that may be on their way at once: as many as a runtime keeps waiting for a session.
 pub(crate) const DEPTH: u32 = 256;
@@ -35,7 +35,7 @@ const MOST_DESTINATIONS: usize = 4096;
 pub(crate) struct Runtime {
     frames: FrameSource,
     _session: Session,
-    /// What the frames must come from, and until when that is believed.
+    /// What the frames must come from, as far as that has ever been known, and until when it is believed.
     endpoint: Option<(Endpoint, Instant)>,
     /// Whether the runtime reaches a destination, and until when that is believed.
     destinations: HashMap<Towards, (bool, Instant)>,
@@ -124,7 +124,7 @@ impl Runtime {
         if self.silent.is_some_and(|until| now < until) {
             return Err(Unserved::Runtime);
         }
-        let known = self.endpoint.take().filter(|(_, until)| now < *until);
+        let known = self.endpoint.take_if(|(_, until)| now < *until);
         let (endpoint, until) = match known {
             Some(known) => known,
             None => {
@@ -144,6 +144,12 @@ impl Runtime {
             true => Ok((towards, summary.class)),
             false => Err(Unserved::Station),
         }
+    }
+
+    /// Whether a frame comes from the endpoint, as it was when the runtime told it last.
+    pub(crate) fn is_own(&self, frame: &[u8]) -> bool {
+        let endpoint = self.endpoint.as_ref();
+        endpoint.is_some_and(|(endpoint, _)| check_source(frame, endpoint).is_ok())
     }
 
     /// Whether the runtime reaches a destination, as far as it answers.

@@ -152,17 +152,18 @@ impl Transmitter {
     /// Does what is to be done with a frame that the runtime does not send. Whether it is done with.
     fn unserved(&mut self, why: Unserved) -> bool {
         self.counters.unserved(why);
-        // What is sent by a queue of one class is the listener's, and nobody else's by way of the host's bridge.
-        let is_foreign = why == Unserved::Source && self.is_of_one_class();
-        if self.required || is_foreign {
+        if self.required || !self.is_for_the_kernel() {
             return true;
         }
         self.give_back(Towards::of(&self.packet[HEADER..]))
     }
 
-    fn is_of_one_class(&self) -> bool {
-        let served = self.served.as_ref();
-        served.is_some_and(|(served, _)| matches!(served.class, ClassFrom::Fixed(_)))
+    /// Whether the kernel may have the frame in hand. What is sent by a queue of one class is the listener's, and nobody else's by way of the host's bridge,
+    /// for whatever reason the runtime does not send it.
+    fn is_for_the_kernel(&self) -> bool {
+        self.served.as_ref().is_none_or(|(served, runtime)| {
+            !matches!(served.class, ClassFrom::Fixed(_)) || runtime.is_own(&self.packet[HEADER..])
+        })
     }
 
     /// Gives the frame in hand to the kernel, behind those that the runtime has for the same place. Whether it is done with.

@@ -2,7 +2,7 @@
 //! may. The guest is one of ours ([`Vmm`]); real ones are in `qemu`.
 
 use std::io::Write;
-use std::net::UdpSocket;
+use std::net::{Ipv6Addr, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
@@ -42,6 +42,12 @@ fn foreign(site: &Site, number: u32) -> Vec<u8> {
     let mut frame = datagram(site, 0, number);
     frame[6..12].copy_from_slice(&[2, 9, 9, 9, 9, 9]);
     frame
+}
+
+/// The guest's question for an address.
+fn arp() -> Vec<u8> {
+    let asks = [&[0, 1, 8, 0, 6, 4, 0, 1], &GUEST_MAC[..], &GUEST.octets()].concat();
+    [&[0xff; 6][..], &GUEST_MAC, &[8, 6], &asks, &[0; 10]].concat()
 }
 
 fn site() -> Site {
@@ -165,12 +171,11 @@ fn tagged_frames_are_of_the_class_of_their_priority_where_the_vlan_is_the_guests
 fn what_the_runtime_does_not_send_is_the_kernels_or_with_required_nobodys() {
     let site = site();
     let foreign = foreign(&site, 1);
-    let arp = [&[0xff; 6][..], &GUEST_MAC, &[8, 6], &[0; 28]].concat();
     for required in [false, true] {
         let more: &[&str] = if required { &["--required"] } else { &[] };
         let device = site.attach_guest(more);
         let mut vmm = Vmm::start(&site.vhost_user(), 1);
-        vmm.send(0, &[arp.clone(), foreign.clone()]);
+        vmm.send(0, &[arp(), foreign.clone()]);
         site.until_guest(0, "foreign-frame", 1);
         site.until_guest(0, "foreign-source-address", 1);
         site.until_guest(0, "kernel", if required { 0 } else { 2 });
@@ -220,7 +225,7 @@ fn what_waits_behind_frames_of_a_runtime_that_ends_goes_the_kernels_way() {
 
 #[test]
 fn what_a_queue_of_one_class_sends_by_the_addresses_of_others_goes_nowhere() {
-    let site = site();
+    let mut site = site();
     let listener = site.listener();
     let device = site.attach_guest(&["--queue", "class=5"]);
     let mut vmm = Vmm::start(&site.vhost_user(), 1);
@@ -229,13 +234,43 @@ fn what_a_queue_of_one_class_sends_by_the_addresses_of_others_goes_nowhere() {
     let mut by_address = datagram(&site, 0, 2);
     // The sum of the header stays right.
     by_address[14 + 12..14 + 16].rotate_left(2);
-    let arp = [&[0xff; 6][..], &GUEST_MAC, &[8, 6], &[0; 28]].concat();
-    vmm.send(0, &[by_mac, by_address, arp, datagram(&site, 0, 3)]);
+    // The same in what the runtime would not send from any source: too long, of a VLAN that is not the guest's, with destination options.
+    let mut too_long = by_address.clone();
+    too_long.resize(14 + 1501, 0);
+    let mut tagged = by_address.clone();
+    tagged.splice(12..12, [0x81, 0, 0, 9]);
+    let mut six = [
+        &by_address[..12],
+        &[0x86, 0xdd, 0x60, 0, 0, 0, 0, 16, 60, 64],
+    ]
+    .concat();
+    let source: Ipv6Addr = "fd00::99".parse().expect("one");
+    six.extend([source.octets(), source.octets()].concat());
+    six.extend([17, 0, 1, 4, 0, 0, 0, 0, 0, 9, 0, 9, 0, 8, 0, 0]);
+    let mut answer = arp();
+    answer[14 + 14..14 + 18].copy_from_slice(&site.there().address().octets());
+    let foreign = [by_mac, by_address.clone(), too_long, tagged, six, answer];
+    vmm.send(0, &foreign);
+    // Nobody can tell whose this is.
+    let mut no_header = by_address.clone();
+    no_header[14] = 0x4f;
+    vmm.send(0, &[no_header, arp(), datagram(&site, 0, 3)]);
     assert_eq!(numbers(&listener, 1), [3]);
-    site.until_guest(0, "foreign-source-address", 2);
+    site.until_guest(0, "foreign-source-address", foreign.len() as u64);
+    site.until_guest(0, "malformed", 1);
     site.until_guest(0, "foreign-frame", 1);
     site.until_guest(0, "given-back", 1);
     site.until_guest(0, "kernel", 1);
+    // Nor while the runtime is away.
+    site.kill_daemon();
+    until("its end is noticed", || {
+        vmm.send(0, std::slice::from_ref(&by_address));
+        (site.guest_counted(0, "no-runtime") > 0).then_some(())
+    });
+    site.until_guest(0, "kernel", 1);
+    vmm.send(0, &[datagram(&site, 0, 4)]);
+    assert_eq!(numbers(&listener, 1), [4]);
+    site.until_guest(0, "kernel", 2);
     device.terminate();
 }
 
