@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
@@ -53,6 +53,9 @@ pub(super) struct Threads {
     ending: AtomicBool,
     /// One of them has ended by itself, and its queues are served by nobody.
     lost: AtomicBool,
+    /// How many have been at work so far: the end of those is noticed.
+    there: Mutex<usize>,
+    more: Condvar,
     /// Shut down when the connection is to end, which who has the other end of it sees.
     end: UnixStream,
 }
@@ -62,6 +65,8 @@ impl Threads {
         Arc::new(Self {
             ending: AtomicBool::new(false),
             lost: AtomicBool::new(false),
+            there: Mutex::new(0),
+            more: Condvar::new(),
             end,
         })
     }
@@ -69,6 +74,13 @@ impl Threads {
     /// Ends the connection.
     pub(super) fn end(&self) {
         let _ = self.end.shutdown(Shutdown::Both);
+    }
+
+    /// What one of them has from now on.
+    fn alive(self: &Arc<Self>) -> Alive {
+        *self.there.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.more.notify_all();
+        Alive(Arc::clone(self))
     }
 
     /// Whether one has ended by itself.
@@ -172,6 +184,15 @@ impl Connection {
         threads[self.transmitters.len()]
             .register_listener(self.tap.raw(), edge, self.timer_event() + 1)
             .map_err(told)
+    }
+
+    /// Waits until all threads, which have heard of their timers, are at work: from then on none ends unnoticed.
+    pub(super) fn await_threads(&self) {
+        let count = self.timers.len();
+        (0..count).for_each(|thread| self.again(thread, Duration::ZERO));
+        let there = self.threads.there.lock();
+        let there = there.unwrap_or_else(PoisonError::into_inner);
+        drop(self.threads.more.wait_while(there, |there| *there < count));
     }
 
     /// The number of the timers' events: behind those of queues, and one that the library has.
@@ -323,7 +344,7 @@ impl VhostUserBackend for Connection {
             let _ = rustix::io::read(&self.timers[thread], &mut [0; 8]);
         }
         ALIVE.with(|alive| {
-            alive.get_or_init(|| Alive(Arc::clone(&self.threads)));
+            alive.get_or_init(|| self.threads.alive());
         });
         if self.threads.ending.load(Ordering::Acquire) {
             // An error is what ends a thread of the library's.

@@ -155,6 +155,7 @@ impl Guest {
         }
         // Before the daemon, which waits for its threads.
         let _ending = Ending(&connection);
+        connection.await_threads();
         let (mut inner, library) = relay::inner().map_err(told)?;
         // Does not wait: it is connected.
         daemon.start(&mut inner).map_err(text)?;

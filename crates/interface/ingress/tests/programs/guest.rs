@@ -476,6 +476,25 @@ fn a_thread_that_ends_by_itself_ends_the_connection_with_a_reason() {
 }
 
 #[test]
+fn a_thread_that_ends_at_its_first_event_ends_the_connection_as_well() {
+    let site = site();
+    let listener = site.listener();
+    let device = site.attach_guest(&["--queue", "class=5", "--required"]);
+    let mut vmm = Vmm::start(&site.vhost_user(), 1);
+    // Nothing has been sent by this queue so far.
+    vmm.kick_by_what_is_none(1);
+    until("the VMM has been told", || {
+        (!site.guest_status().connected).then_some(())
+    });
+    let fault = site.guest_status().fault;
+    assert_eq!(fault.as_deref(), Some("a queue's thread has ended"));
+    let mut vmm = Vmm::start(&site.vhost_user(), 1);
+    vmm.send(0, &[datagram(&site, 0, 2)]);
+    assert_eq!(numbers(&listener, 1), [2]);
+    device.terminate();
+}
+
+#[test]
 fn a_queue_that_never_stops_does_not_keep_the_process_from_its_end() {
     let site = site();
     let device = site.attach_guest(&["--queue", "class=5", "--required"]);

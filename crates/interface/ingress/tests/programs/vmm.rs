@@ -2,10 +2,11 @@
 //! a hostile driver makes of them.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use takt_testing::until;
+use takt_testing::{Directory, until};
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -172,6 +173,17 @@ impl Vmm {
         self.frontend.get_features().expect("features");
         self.kick(ring);
         std::mem::replace(&mut self.kicks[ring], other)
+    }
+
+    /// Has the device be told of a ring by what is no event: there is always something to be read, and no reading it.
+    pub fn kick_by_what_is_none(&mut self, ring: usize) {
+        let directory = Directory::new();
+        let place = directory.join("listener");
+        let listener = UnixListener::bind(&place).expect("a listener");
+        let _connection = UnixStream::connect(&place).expect("it listens");
+        // SAFETY: its own, and no longer the listener's.
+        let none = unsafe { EventFd::from_raw_fd(OwnedFd::from(listener).into_raw_fd()) };
+        self.frontend.set_vring_kick(ring, &none).expect("taken");
     }
 
     /// Tells the device that there is something.
