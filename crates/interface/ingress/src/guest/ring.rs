@@ -37,8 +37,8 @@ fn running(ring: &VringRwLock) -> Option<RwLockWriteGuard<'_, VringState>> {
 enum Without {
     /// Nothing waits.
     Empty,
-    /// What the guest says of the ring cannot be. It is stopped, as a VMM would, until one starts it again: looking at it any more would
-    /// always find something, and nothing that can be taken.
+    /// What the guest says of the ring cannot be. Its place is forgotten until a VMM tells it anew, as it does when it starts the ring: looking at
+    /// it any more would always find something, and nothing that can be taken.
     Broken,
     /// The guest does not use this ring now.
     Stopped,
@@ -59,7 +59,8 @@ fn next<'a>(
     match chains.ok().and_then(|mut chains| chains.next()) {
         Some(chain) => Ok((state, chain)),
         None => {
-            queue.set_ready(false);
+            // Not `set_ready`: the library starts what is not ready whenever the VMM tells of an event.
+            queue.set_avail_ring_address(Some(0), Some(0));
             Err(Without::Broken)
         }
     }

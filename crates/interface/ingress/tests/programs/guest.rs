@@ -423,6 +423,9 @@ fn a_driver_that_does_what_none_may_is_served_as_far_as_it_makes_sense_and_harms
     vmm.set_offered(1, 20_000);
     vmm.kick(1);
     site.until_guest(0, "ring-broken", 1);
+    vmm.replace_call(1);
+    vmm.kick(1);
+    vmm.until_heard(1);
     vmm.restart_ring(1);
     vmm.send(0, std::slice::from_ref(&good));
     assert_eq!(numbers(&listener, 1), [77]);

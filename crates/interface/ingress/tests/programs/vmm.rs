@@ -2,10 +2,11 @@
 //! a hostile driver makes of them.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use takt_testing::{Directory, until};
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
@@ -175,6 +176,15 @@ impl Vmm {
         std::mem::replace(&mut self.kicks[ring], other)
     }
 
+    /// Has the guest be called by another event.
+    pub fn replace_call(&mut self, ring: usize) {
+        let other = EventFd::new(EFD_NONBLOCK).expect("an event");
+        self.frontend.set_vring_call(ring, &other).expect("taken");
+        // It has taken that when it answers what is asked next.
+        self.frontend.get_features().expect("features");
+        self.calls[ring] = other;
+    }
+
     /// Has the device be told of a ring by what is no event: there is always something to be read, and no reading it.
     pub fn kick_by_what_is_none(&mut self, ring: usize) {
         let directory = Directory::new();
@@ -184,6 +194,18 @@ impl Vmm {
         // SAFETY: its own, and no longer the listener's.
         let none = unsafe { EventFd::from_raw_fd(OwnedFd::from(listener).into_raw_fd()) };
         self.frontend.set_vring_kick(ring, &none).expect("taken");
+    }
+
+    /// Waits until the device has heard what it was told of a ring.
+    pub fn until_heard(&self, ring: usize) {
+        until("the kick is taken", || {
+            let kick = &self.kicks[ring];
+            // SAFETY: it is open for as long as it is borrowed.
+            let kick = unsafe { BorrowedFd::borrow_raw(kick.as_raw_fd()) };
+            let mut waiting = [PollFd::from_borrowed_fd(kick, PollFlags::IN)];
+            let ready = rustix::event::poll(&mut waiting, Some(&Timespec::default()));
+            (ready == Ok(0)).then_some(())
+        });
     }
 
     /// Tells the device that there is something.

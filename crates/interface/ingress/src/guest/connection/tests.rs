@@ -199,6 +199,9 @@ fn a_ring_that_cannot_be_is_left_alone_until_it_is_started_again() {
             guest.event(ring);
             assert!(!guest.is_awake(ring), "of {ring}");
         }
+        // As the library does when it is given the event that the guest is called by.
+        guest.rings[ring].set_queue_ready(true);
+        guest.event(ring);
         assert_eq!(guest.counted("ring-broken"), 1);
         guest.rings[ring]
             .set_queue_info(descriptors(ring), available(ring), used(ring))
