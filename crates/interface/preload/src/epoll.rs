@@ -298,7 +298,8 @@ pub unsafe fn take_bell(events: *mut epoll_event, ready: c_int) -> (c_int, bool)
 fn watched(epoll: c_int, inside: &Inside) -> Vec<Watched> {
     let mut known = KNOWN.lock(inside);
     let telling = |watched: &Watched| {
-        let socket = table::lookup(watched.fd).filter(|socket| socket.is_telling())?;
+        let for_room = watched.events & WRITABLE != 0;
+        let socket = table::lookup(watched.fd).filter(|socket| socket.is_telling_for(for_room))?;
         Some(Watched {
             seen: socket.told_edges(),
             ..*watched

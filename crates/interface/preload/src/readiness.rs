@@ -1,8 +1,8 @@
 //! Waiting: `poll`, `select` and `epoll_wait` also tell what waits on error queues of ours.
 //!
 //! Nothing rings when a frame has left. So while an accelerated socket that may have something to tell, or has
-//! had no room for a send, is among the descriptors, the kernel's wait is cut into slices of a millisecond, and each looks. Every other
-//! wait is the kernel's alone; if it is on an epoll descriptor, it is ended when such a socket comes up meanwhile.
+//! had no room for a send and is waited on for some, is among the descriptors, the kernel's wait is cut into slices of a millisecond, and each
+//! looks. Every other wait is the kernel's alone; if it is on an epoll descriptor, it is ended when such a socket comes up meanwhile.
 
 use std::ffi::{c_int, c_short};
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -15,7 +15,7 @@ use crate::errors;
 use crate::kernel;
 use crate::process::{self, Inside};
 use crate::real;
-use crate::socket::{self, Socket};
+use crate::socket;
 use crate::table;
 use crate::transmit;
 
@@ -83,9 +83,9 @@ pub fn errors(fd: c_int, inside: &Inside) -> Option<Errors> {
     state.reports.are_waiting().then_some(Errors { urgent })
 }
 
-/// Whether a descriptor may have something to tell.
-fn may_tell(fd: c_int) -> bool {
-    table::lookup(fd).is_some_and(Socket::is_telling)
+/// Whether a descriptor may have something to tell to who waits on it, `for_room` or not.
+fn may_tell(fd: c_int, for_room: bool) -> bool {
+    table::lookup(fd).is_some_and(|socket| socket.is_telling_for(for_room))
 }
 
 /// What there is to say about room, which the kernel does not know of.
@@ -173,7 +173,10 @@ pub unsafe fn poll(
     let length = usize::try_from(count).ok()?;
     // SAFETY: the kernel has read and written all of it just now.
     let list = || unsafe { std::slice::from_raw_parts_mut(fds, length) };
-    if !list().iter().any(|entry| may_tell(entry.fd)) {
+    if !list()
+        .iter()
+        .any(|entry| may_tell(entry.fd, entry.events & WRITABLE != 0))
+    {
         return (ready > 0).then_some(ready);
     }
     let find = |ready| {
@@ -317,8 +320,9 @@ pub unsafe fn select(
             unsafe { Set::new(set, fds) }
         });
         let wanted = |fd| sets.iter().any(|set| set.wants(fd));
+        let [_, write, _] = &sets;
         let telling: Vec<usize> = (0..fds)
-            .filter(|fd| wanted(*fd) && may_tell(*fd as c_int))
+            .filter(|fd| wanted(*fd) && may_tell(*fd as c_int, write.wants(*fd)))
             .collect();
         Kept::new((sets, telling))
     })?;

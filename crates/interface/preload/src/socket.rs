@@ -343,6 +343,12 @@ impl Socket {
         self.is_reporting() || self.is_full()
     }
 
+    /// The same, of a wait for room or of another one.
+    #[inline]
+    pub fn is_telling_for(&self, room: bool) -> bool {
+        self.is_reporting() || room && self.is_full()
+    }
+
     /// From now on it has something to tell.
     pub fn expect_reports(&self) {
         self.set_reporting(true);

@@ -221,3 +221,11 @@ fn threads_that_wait_already_are_told_of_what_becomes_ready_by_the_sends_of_othe
     until("all was told", || (running.output().0 == all).then_some(()));
     assert_eq!(running.end(), (all.into(), String::new()));
 }
+
+#[test]
+fn a_socket_without_room_costs_nothing_who_waits_for_something_else() {
+    let site = Site::new();
+    let address = site.addresses()[0].to_string();
+    let output = site.command(program("quiet")).arg(address).output();
+    assert_eq!(ended_well(output), ("quiet\n".into(), String::new()));
+}
