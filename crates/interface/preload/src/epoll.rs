@@ -60,7 +60,8 @@ pub fn after_fork() {
         }
     });
     CHANGING.store(0, Ordering::Relaxed);
-    BELL.store(-1, Ordering::Relaxed);
+    BELL.fd.store(-1, Ordering::Relaxed);
+    ECHO.fd.store(-1, Ordering::Relaxed);
 }
 
 /// Whether anything is remembered.
@@ -186,14 +187,31 @@ impl Watching {
 static WAITING: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
 /// What rings in such a wait: a socket that can always be written to, watched for one event. The program's own
 /// registrations are left as they are: one for one event, made anew at the wrong moment, would be told twice.
-static BELL: AtomicI32 = AtomicI32::new(-1);
-/// Its number in the kernel: the program may have closed it by a call past us, and have its descriptor for another file.
-static BELL_COOKIE: AtomicU64 = AtomicU64::new(0);
-/// It has rung. Its place is what no program has for data.
-static RUNG: AtomicBool = AtomicBool::new(false);
+struct Bell {
+    fd: AtomicI32,
+    /// Its number in the kernel: the program may have closed it by a call past us, and have its descriptor for another file.
+    cookie: AtomicU64,
+}
 
+/// Ours.
+static BELL: Bell = Bell::new();
+/// Rings for a process that has the same epoll descriptor by a fork, and its own bell there, of which we have heard instead.
+static ECHO: Bell = Bell::new();
+/// How often that was done in a row.
+static ECHOES: AtomicU32 = AtomicU32::new(0);
+/// It is not done more often: who waited there has gone, and bells are heard by who comes.
+const MOST_ECHOES: u32 = 10;
+
+/// What a process's bell has for data: a place that no program has for that, the same one in all that were forked from each other.
 fn bell_data() -> u64 {
-    ptr::from_ref(&RUNG).expose_provenance() as u64
+    let at = process::id().unsigned_abs() as usize % WAITING.len();
+    ptr::from_ref(&WAITING[at]).expose_provenance() as u64
+}
+
+/// Whether this is some process's bell.
+fn is_bell(data: u64) -> bool {
+    let place = WAITING.as_ptr_range();
+    (place.start.addr() as u64..place.end.addr() as u64).contains(&data)
 }
 
 fn waiting(epoll: c_int) -> Option<&'static AtomicU32> {
@@ -239,59 +257,102 @@ pub fn wake_all() {
 
 #[cold]
 fn ring(epoll: c_int) {
-    let errno = process::errno();
-    if let Some(bell) = bell() {
-        RUNG.store(true, Ordering::Release);
-        let mut event = epoll_event {
-            events: (libc::EPOLLOUT | libc::EPOLLONESHOT) as u32,
-            u64: bell_data(),
-        };
-        // Whatever has the number, perhaps no epoll descriptor any more.
-        // SAFETY: the event is there for the calls.
-        unsafe {
-            if real::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, bell, &mut event) != 0 {
-                real::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, bell, &mut event);
-            }
+    BELL.ring(epoll, bell_data());
+}
+
+impl Bell {
+    const fn new() -> Self {
+        Self {
+            fd: AtomicI32::new(-1),
+            cookie: AtomicU64::new(0),
         }
     }
-    process::set_errno(errno);
-}
 
-/// The bell's descriptor; `None`: there is none to be had.
-fn bell() -> Option<c_int> {
-    let cookie = |fd| kernel::option::<u64>(fd, libc::SOL_SOCKET, libc::SO_COOKIE).ok();
-    let bell = BELL.load(Ordering::Acquire);
-    if bell >= 0 && cookie(bell) == Some(BELL_COOKIE.load(Ordering::Relaxed)) {
-        return Some(bell);
+    fn ring(&self, epoll: c_int, data: u64) {
+        let errno = process::errno();
+        if let Some(bell) = self.descriptor() {
+            let mut event = epoll_event {
+                events: (libc::EPOLLOUT | libc::EPOLLONESHOT) as u32,
+                u64: data,
+            };
+            // Whatever has the number, perhaps no epoll descriptor any more.
+            // SAFETY: the event is there for the calls.
+            unsafe {
+                if real::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, bell, &mut event) != 0 {
+                    real::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, bell, &mut event);
+                }
+            }
+        }
+        process::set_errno(errno);
     }
-    let new = Own::unix().ok()?;
-    let fd = new.as_raw_fd();
-    // Another thread may make one as well: one is lost then, and what it rings is heard all the same.
-    BELL_COOKIE.store(cookie(fd)?, Ordering::Relaxed);
-    BELL.store(fd, Ordering::Release);
-    std::mem::forget(new);
-    Some(fd)
+
+    /// `None`: there is none to be had.
+    fn descriptor(&self) -> Option<c_int> {
+        let cookie = |fd| kernel::option::<u64>(fd, libc::SOL_SOCKET, libc::SO_COOKIE).ok();
+        let fd = self.fd.load(Ordering::Acquire);
+        if fd >= 0 && cookie(fd) == Some(self.cookie.load(Ordering::Relaxed)) {
+            return Some(fd);
+        }
+        let new = Own::unix().ok()?;
+        let fd = new.as_raw_fd();
+        // Another thread may make one as well: one is lost then, and what it rings is heard all the same.
+        self.cookie.store(cookie(fd)?, Ordering::Relaxed);
+        self.fd.store(fd, Ordering::Release);
+        std::mem::forget(new);
+        Some(fd)
+    }
 }
 
-/// Takes the bell's event out of those that the kernel has told. Returns how many are left, and whether it has rung.
+/// What was heard of bells.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Heard {
+    /// One has rung.
+    pub any: bool,
+    /// It was another process's, and has been rung again: who waits next for the same may hear it once more.
+    pub passed_on: bool,
+}
+
+/// Takes the events of bells out of those that the kernel has told. Returns how many are left.
 ///
 /// # Safety
 /// The first `ready` events are written.
-pub unsafe fn take_bell(events: *mut epoll_event, ready: c_int) -> (c_int, bool) {
-    if ready <= 0 || !RUNG.load(Ordering::Acquire) {
-        return (ready, false);
+pub unsafe fn take_bell(epoll: c_int, events: *mut epoll_event, ready: c_int) -> (c_int, Heard) {
+    let mut heard = Heard::default();
+    if ready <= 0 {
+        return (ready, heard);
     }
     // SAFETY: by the caller's promise.
     let told = unsafe { std::slice::from_raw_parts_mut(events, ready as usize) };
-    let (data, mut left) = (bell_data(), 0);
+    let mut left = 0;
     for at in 0..told.len() {
         let event = told[at];
-        if event.u64 != data {
+        if is_bell(event.u64) {
+            heard.any = true;
+            heard.passed_on |= pass_on(epoll, event.u64);
+        } else {
             told[left] = event;
             left += 1;
         }
     }
-    (left as c_int, left < ready as usize)
+    if !heard.any && ECHOES.load(Ordering::Relaxed) != 0 {
+        ECHOES.store(0, Ordering::Relaxed);
+    }
+    (left as c_int, heard)
+}
+
+/// Rings a bell again if it was not for this process. Whether it did.
+#[cold]
+fn pass_on(epoll: c_int, data: u64) -> bool {
+    // Inside, for a child has its own number only from the first call on.
+    let passed_on = process::inside(|_| {
+        let is_due = data != bell_data() && ECHOES.load(Ordering::Relaxed) < MOST_ECHOES;
+        if is_due {
+            ECHOES.fetch_add(1, Ordering::Relaxed);
+            ECHO.ring(epoll, data);
+        }
+        is_due
+    });
+    passed_on.unwrap_or(false)
 }
 
 /// What an epoll descriptor watches that may have something to tell.

@@ -424,7 +424,7 @@ pub unsafe fn epoll(
             break ready;
         }
         // SAFETY: the kernel has written the first `ready`.
-        let (told, rung) = unsafe { crate::epoll::take_bell(events, ready) };
+        let (told, heard) = unsafe { crate::epoll::take_bell(epoll, events, ready) };
         watching.renew(epoll);
         let found = match watching.watched() {
             [] => told,
@@ -437,14 +437,15 @@ pub unsafe fn epoll(
             }
         };
         let over = match looks {
-            true => left == Some(slice_of(left, first)) && !rung,
+            true => left == Some(slice_of(left, first)) && !heard.any,
             false => ready == 0,
         };
         if found != 0 || over {
             break found;
         }
-        // What the kernel says at once, and is not so, it says again at once.
-        if looks && told > 0 && kernel::pause(slice_of(deadline.left(), false)) {
+        // What the kernel says at once, and is not so, it says again at once. And a bell is left to whom it is for.
+        let pauses = looks && told > 0 || heard.passed_on;
+        if pauses && kernel::pause(slice_of(deadline.left(), false)) {
             process::set_errno(libc::EINTR);
             break -1;
         }

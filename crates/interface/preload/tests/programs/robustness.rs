@@ -229,3 +229,11 @@ fn a_socket_without_room_costs_nothing_who_waits_for_something_else() {
     let output = site.command(program("quiet")).arg(address).output();
     assert_eq!(ended_well(output), ("quiet\n".into(), String::new()));
 }
+
+#[test]
+fn what_a_process_has_to_tell_its_threads_is_told_to_no_fork() {
+    let site = Site::new();
+    let address = site.addresses()[0].to_string();
+    let running = Running::start(site.command(program("forked")).arg(address));
+    assert_eq!(running.end(), ("apart\n".into(), String::new()));
+}
