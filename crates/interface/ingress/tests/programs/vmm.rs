@@ -61,6 +61,25 @@ fn buffer(ring: usize, at: u16) -> u64 {
 impl Vmm {
     /// Connects, and starts the device as QEMU does.
     pub fn start(socket: &Path, pairs: usize) -> Self {
+        let mut vmm = Self::connect(socket, pairs);
+        vmm.start_rings();
+        vmm
+    }
+
+    /// The same, but the device is to be told of a ring by what is no event: there is always something to be read, and no reading it.
+    pub fn start_without_event(socket: &Path, ring: usize) -> Self {
+        let directory = Directory::new();
+        let place = directory.join("listener");
+        let listener = UnixListener::bind(&place).expect("a listener");
+        let _connection = UnixStream::connect(&place).expect("it listens");
+        let mut vmm = Self::connect(socket, 1);
+        // SAFETY: its own, and no longer the listener's.
+        vmm.kicks[ring] = unsafe { EventFd::from_raw_fd(OwnedFd::from(listener).into_raw_fd()) };
+        vmm.start_rings();
+        vmm
+    }
+
+    fn connect(socket: &Path, pairs: usize) -> Self {
         let rings = 2 * pairs;
         let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC);
         let file = File::from(file.expect("memory"));
@@ -92,22 +111,24 @@ impl Vmm {
         };
         frontend.set_mem_table(&[region]).expect("mapped");
         let event = || EventFd::new(EFD_NONBLOCK).expect("an event");
-        let mut vmm = Self {
+        Self {
             frontend,
             memory: memory.expect("mapped"),
             kicks: (0..rings).map(|_| event()).collect(),
             calls: (0..rings).map(|_| event()).collect(),
             offered: vec![0; rings],
             returned: vec![0; rings],
-        };
-        for ring in 0..rings {
-            vmm.start_ring(ring);
+        }
+    }
+
+    fn start_rings(&mut self) {
+        for ring in 0..self.kicks.len() {
+            self.start_ring(ring);
         }
         for at in 0..RING {
-            vmm.offer_room(at);
+            self.offer_room(at);
         }
-        vmm.kick(0);
-        vmm
+        self.kick(0);
     }
 
     fn start_ring(&mut self, ring: usize) {
@@ -183,17 +204,6 @@ impl Vmm {
         // It has taken that when it answers what is asked next.
         self.frontend.get_features().expect("features");
         self.calls[ring] = other;
-    }
-
-    /// Has the device be told of a ring by what is no event: there is always something to be read, and no reading it.
-    pub fn kick_by_what_is_none(&mut self, ring: usize) {
-        let directory = Directory::new();
-        let place = directory.join("listener");
-        let listener = UnixListener::bind(&place).expect("a listener");
-        let _connection = UnixStream::connect(&place).expect("it listens");
-        // SAFETY: its own, and no longer the listener's.
-        let none = unsafe { EventFd::from_raw_fd(OwnedFd::from(listener).into_raw_fd()) };
-        self.frontend.set_vring_kick(ring, &none).expect("taken");
     }
 
     /// Waits until the device has heard what it was told of a ring.
