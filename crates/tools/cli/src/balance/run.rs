@@ -358,7 +358,8 @@ impl Health {
 
 impl Limit {
     fn is_old(&self, now_ns: i64) -> bool {
-        now_ns - self.seen_ns > FORGOTTEN_NS
+        // One of the future was seen before the clock went back.
+        !(0..=FORGOTTEN_NS).contains(&(now_ns - self.seen_ns))
     }
 }
 
@@ -527,6 +528,20 @@ impl Run {
 mod tests {
     use super::*;
     use takt_wire::ethernet::{EtherType, MacAddress};
+
+    #[test]
+    fn a_limit_is_old_after_its_time_and_when_the_clock_has_gone_back() {
+        let limit = Limit {
+            flow: FlowKey::v4(17, [10, 0, 0, 9], [10, 0, 0, 1], [7, 5004]),
+            hash: 1,
+            seen_ns: 7,
+            packets: 1,
+        };
+        assert!(!limit.is_old(7));
+        assert!(!limit.is_old(7 + FORGOTTEN_NS));
+        assert!(limit.is_old(8 + FORGOTTEN_NS));
+        assert!(limit.is_old(6));
+    }
 
     #[test]
     fn a_flow_of_no_service_has_no_bundle() {

@@ -34,6 +34,8 @@ const STRIDE: usize = 4096;
 const SWEEP: usize = 8192;
 /// No packet comes from further in the future than this.
 const AHEAD_NS: i64 = 1_000_000_000;
+/// For how long copies may come that were made before TAI less UTC was another.
+const CHANGING_NS: i64 = 5_000_000_000;
 /// Curves that are kept.
 const CURVES: usize = 32;
 
@@ -120,7 +122,7 @@ impl Outlets {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Share {
     pub packets: u64,
-    /// Packets that came faster than they were taken, and were dropped by the kernel or not copied by the node; none for files.
+    /// Packets that came faster than they were taken, and were dropped by the kernel or not copied by the node, or were copied by another TAI; none for files.
     pub dropped: Option<u64>,
     /// How long after its reception the last packet was taken, nanoseconds; none for files.
     pub backlog_ns: Option<i64>,
@@ -135,8 +137,10 @@ pub struct Part {
     config: Config,
     /// The kernel's TAI less UTC is followed.
     follows: bool,
-    /// When the kernel was told another, TAI.
-    anew_ns: i64,
+    /// When the kernel was told another, TAI, as long as copies of before may come.
+    anew_ns: Option<i64>,
+    /// Copies of before that were left out.
+    of_before: u64,
     /// By the flow's place in the table, which may be another one's later.
     curves: Option<HashMap<usize, (FlowKey, Curve)>>,
     /// Since they were taken.
@@ -157,7 +161,8 @@ impl Part {
             table,
             config,
             follows: false,
-            anew_ns: i64::MIN,
+            anew_ns: None,
+            of_before: 0,
             curves: None,
             events: Vec::new(),
             trouble: None,
@@ -180,7 +185,7 @@ impl Part {
         let changed = self.follows && offset_ns != self.config.tai_offset_ns;
         if changed {
             self.config.tai_offset_ns = offset_ns;
-            self.anew_ns = utc_now().saturating_add(offset_ns);
+            self.anew_ns = Some(utc_now().saturating_add(offset_ns));
             self.table.begin_anew(offset_ns);
             if let Some(curves) = &mut self.curves {
                 curves.clear();
@@ -283,15 +288,11 @@ impl Part {
         let mut last = None;
         if let Some((packets, lost)) = node.take(WAIT)? {
             self.follow(tai::offset_ns());
+            let packets = self.of_now(&packets);
+            let lost = lost + self.of_before;
             if self.dropped.replace(lost).is_some_and(|had| lost > had) {
                 self.table.note_unseen(self.now());
             }
-            // Those of before it changed have the other time.
-            let to_ns = utc_now() + self.config.tai_offset_ns + AHEAD_NS;
-            let of_now = |packet: &&CapturedPacket| {
-                self.anew_ns == i64::MIN || (self.anew_ns..to_ns).contains(&packet.tai_ns)
-            };
-            let packets: Vec<_> = packets.iter().filter(of_now).collect();
             last = packets.last().map(|packet| packet.tai_ns);
             for packet in packets {
                 self.take_copy(packet, outlets);
@@ -299,6 +300,25 @@ impl Part {
         }
         self.took_until(last, outlets);
         Ok(())
+    }
+
+    /// Copies without those that were made before TAI less UTC was another: they have the other time.
+    fn of_now<'p>(&mut self, packets: &'p [CapturedPacket]) -> Vec<&'p CapturedPacket> {
+        let now_ns = self.now();
+        // One that is to come was noted before the clock went back.
+        let is_changing = |anew_ns: &i64| (0..CHANGING_NS).contains(&(now_ns - anew_ns));
+        let Some(anew_ns) = self.anew_ns.filter(is_changing) else {
+            self.anew_ns = None;
+            return packets.iter().collect();
+        };
+        let times = anew_ns..now_ns + AHEAD_NS;
+        let of_now = packets.iter().filter(|one| times.contains(&one.tai_ns));
+        let of_now: Vec<_> = of_now.collect();
+        self.of_before += (packets.len() - of_now.len()) as u64;
+        if !packets.is_empty() && of_now.len() == packets.len() {
+            self.anew_ns = None;
+        }
+        of_now
     }
 
     /// Notes when the last packet came of those that were taken now, TAI, if any was.
@@ -407,6 +427,33 @@ impl Part {
 mod tests {
     use super::*;
     use takt_health::spec::Document;
+
+    #[test]
+    fn copies_of_another_tai_are_left_out_until_the_first_of_this_one() {
+        let config = Config {
+            tai_offset_ns: 0,
+            ..Config::default()
+        };
+        let table = Table::new(config, Document::default());
+        let mut part = Part::new("node", true, table, config).following();
+        let copy = |ahead_ns: i64| CapturedPacket {
+            tai_ns: utc_now() + ahead_ns,
+            ..CapturedPacket::default()
+        };
+        const TAI: i64 = 37_000_000_000;
+        assert!(part.follow(TAI));
+        let (before, now) = (copy(0), copy(TAI));
+        assert_eq!(part.of_now(&[before.clone(), now.clone()]), [&now]);
+        assert_eq!(part.of_now(std::slice::from_ref(&before)).len(), 0);
+        assert_eq!(part.of_before, 2);
+        // All are of this one: from here on the clock may go back.
+        assert_eq!(part.of_now(std::slice::from_ref(&now)), [&now]);
+        assert_eq!(part.of_now(std::slice::from_ref(&before)), [&before]);
+        // It does so before any has come.
+        part.anew_ns = Some(part.now() + CHANGING_NS);
+        assert_eq!(part.of_now(std::slice::from_ref(&before)), [&before]);
+        assert_eq!(part.of_before, 2);
+    }
 
     #[test]
     fn packets_and_looks_are_by_one_clock_when_the_kernel_is_told_of_tai() {
