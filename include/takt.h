@@ -402,6 +402,16 @@ int takt_release(takt_sink *sink, takt_buffer *message);
 int takt_forward(takt_source *source, takt_sink *sink, takt_buffer *message, int64_t timeout_ns,
                  int64_t *token);
 
+/* What keeps the memory where a buffer, message or sample lies mapped, for those who cannot keep others from reading it later,
+ * such as bindings: until takt_mapping_close() it can be read also after the buffer was emitted or the message released, when
+ * the runtime has come back, and when sessions have ended. Its content is arbitrary then. */
+typedef struct takt_mapping takt_mapping;
+int takt_buffer_mapping(const takt_source *source, const takt_buffer *buffer, takt_mapping **mapping);
+int takt_message_mapping(const takt_sink *sink, const takt_buffer *message, takt_mapping **mapping);
+
+/* Gives it up, from any thread. NULL does nothing. */
+void takt_mapping_close(takt_mapping *mapping);
+
 /* The descriptor for an event loop, if it was asked for: the same one for the sink's whole life, owned by
  * the sink. Loop: takt_consume(TAKT_NOWAIT) until TAKT_E_WOULD_BLOCK or TAKT_E_DISCONNECTED; takt_sink_arm();
  * if that returns 1 wait until the descriptor is readable, and begin anew. */
@@ -570,6 +580,9 @@ int takt_take(takt_subscriber *subscriber, int64_t timeout_ns, takt_sample *samp
 
 /* Gives a message back and clears *sample. */
 int takt_sample_release(takt_subscriber *subscriber, takt_sample *sample);
+
+/* As takt_message_mapping(). */
+int takt_sample_mapping(const takt_subscriber *subscriber, const takt_sample *sample, takt_mapping **mapping);
 
 /* The wait that is under way, or the next one if none is, returns TAKT_E_INTERRUPTED. From any thread. */
 int takt_subscriber_wake(takt_subscriber *subscriber);

@@ -11,6 +11,7 @@ mod embedded;
 mod embedded_abi;
 mod error;
 mod loans;
+mod mapping;
 mod pointers;
 mod session;
 mod sink;

@@ -6,8 +6,8 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use takt_client::{
-    CallbackSink, ChannelId, Error, Message, NotForwarded, Sink, SinkCounters, SinkOptions, Stream,
-    Token, Waker,
+    CallbackSink, ChannelId, Error, Mapping, Message, NotForwarded, Sink, SinkCounters,
+    SinkOptions, Stream, Token, Waker,
 };
 
 use crate::error::{guard, invalid};
@@ -134,6 +134,12 @@ impl Consumed {
             return Err(invalid("the message is not of this sink, or was released"));
         }
         Ok(key)
+    }
+
+    /// What keeps the memory of a message mapped that C holds.
+    pub fn mapping(&self, of: &CBuffer) -> Result<Option<Mapping>, Error> {
+        let key = self.key(of)?;
+        Ok(self.held.borrow().get(key).and_then(Message::mapping))
     }
 
     /// Takes a message from C, with the length that it has there, and sends it; gives it back if that fails.

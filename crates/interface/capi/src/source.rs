@@ -6,7 +6,8 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use takt_client::{
-    Buffer, ChannelId, Error, Outcome, Source, SourceOptions, Stream, TaiTime, Token, Wait, Waker,
+    Buffer, ChannelId, Error, Mapping, Outcome, Source, SourceOptions, Stream, TaiTime, Token,
+    Wait, Waker,
 };
 
 use crate::error::{guard, invalid};
@@ -84,6 +85,17 @@ impl CSource {
             length,
             reserved: [key, self.name()],
         };
+    }
+
+    /// What keeps the memory of a buffer mapped that C holds.
+    pub fn mapping(&self, of: &CBuffer) -> Result<Option<Mapping>, Error> {
+        let [key, name] = of.reserved;
+        if name != self.name() {
+            return Err(invalid(
+                "the buffer is not of this source, or was emitted or abandoned",
+            ));
+        }
+        Ok(self.lent.borrow().get(key).and_then(Buffer::mapping))
     }
 
     /// Takes a buffer that C held, with the length that it has there.

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use takt_client::{Error, ErrorCode, Failure, Session, Token};
+use takt_client::{Error, ErrorCode, Failure, Mapping, Session, Token};
 use takt_messaging::{
     Encoding, Participant, Publisher, PublisherOptions, Sample, Subscriber, SubscriberCounters,
     SubscriberOptions, SubscriberTask, SubscriberWaker,
@@ -300,7 +300,7 @@ unsafe extern "C" fn takt_publisher_warning(
 /// `takt_sample`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct CSample {
+pub struct CSample {
     data: *const c_void,
     length: usize,
     topic: *const c_char,
@@ -387,7 +387,7 @@ const USUAL_SUBSCRIBER: SubscriberHow = SubscriberHow {
 };
 
 /// `takt_subscriber`: one that the application takes from, with the samples that C holds, or one with a callback.
-enum CSubscriber {
+pub enum CSubscriber {
     /// Taken from.
     Taken(Taken),
     /// With a callback.
@@ -395,7 +395,7 @@ enum CSubscriber {
 }
 
 /// A subscriber and its samples.
-struct Taken {
+pub struct Taken {
     /// A box of ours. The samples refer to it, so it may not be one that moves with this structure.
     subscriber: NonNull<Subscriber>,
     waker: SubscriberWaker,
@@ -421,6 +421,17 @@ impl Taken {
     fn name(&self) -> u64 {
         std::ptr::from_ref(self) as usize as u64
     }
+
+    /// What keeps the memory of a sample mapped that C holds.
+    pub fn mapping(&self, of: &CSample) -> Result<Option<Mapping>, Error> {
+        let [key, name] = of.reserved;
+        if name != self.name() {
+            return Err(invalid(
+                "the sample is not of this subscriber, or was released",
+            ));
+        }
+        Ok(self.held.borrow().get(key).and_then(Sample::mapping))
+    }
 }
 
 impl Drop for Taken {
@@ -435,7 +446,7 @@ impl Drop for Taken {
 ///
 /// # Safety
 /// Null or a subscriber.
-unsafe fn taken<'a>(subscriber: *const CSubscriber) -> Result<&'a Taken, Error> {
+pub unsafe fn taken<'a>(subscriber: *const CSubscriber) -> Result<&'a Taken, Error> {
     // SAFETY: the caller's promise.
     match unsafe { borrow(subscriber, "subscriber")? } {
         CSubscriber::Taken(taken) => Ok(taken),

@@ -17,6 +17,7 @@ use takt_shm::{Arena, CHUNK, Consumer, Producer, Region, SinkBell, SinkBellHost}
 use crate::attachment::Attachment;
 use crate::fork::State;
 use crate::lent::Lent;
+use crate::mapping::Mapping;
 
 /// A sink that gives nothing back for so long, and has as much as it may have, is served by the lane again.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -461,6 +462,11 @@ impl SinkRing {
             let word = self.arena.atomic_u64(at);
             word.map_or(0, |word| word.load(Ordering::Relaxed))
         })
+    }
+
+    /// What keeps the memory of its messages mapped.
+    pub(crate) fn mapping(&self) -> Mapping {
+        Mapping::of(&self.region)
     }
 
     /// Nothing of it is wanted any more.

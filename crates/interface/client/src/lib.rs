@@ -60,6 +60,7 @@ mod gaps;
 pub mod grid;
 mod interrupt;
 mod lent;
+mod mapping;
 mod memory;
 mod notify;
 mod owner;
@@ -81,6 +82,7 @@ pub use error::Error;
 #[doc(hidden)] // for threads of what stands on the channels
 pub use fork::forks;
 pub use frame::{FrameBuffer, FrameOptions, FrameSource};
+pub use mapping::Mapping;
 pub use progress::Progress;
 pub use session::{Session, SessionBuilder};
 pub use sink::{Message, Sink, SinkCounters, SinkOptions};

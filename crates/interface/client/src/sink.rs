@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::fork::{Slot, State, Status};
 use crate::gaps::Gaps;
 use crate::interrupt::Interrupt;
+use crate::mapping::Mapping;
 use crate::notify::Notify;
 use crate::owner::StreamCore;
 use crate::wait::{Spin, Step, Wait};
@@ -800,6 +801,17 @@ impl Sink {
     pub(crate) fn lends(&self, state: State, attachment: &Arc<Attachment>) -> bool {
         let binding = &self.inner.borrow().binding;
         binding.state == state && Arc::ptr_eq(&binding.attachment, attachment)
+    }
+
+    /// What keeps the memory of a message mapped that is held.
+    pub(crate) fn mapping(&self, state: State, ring: Option<u32>) -> Option<Mapping> {
+        let mut inner = self.inner.borrow_mut();
+        let binding = inner.lender(state)?;
+        let Some(ring) = ring else {
+            return Some(Mapping::of(&binding.attachment));
+        };
+        let of = binding.rings.iter().find(|known| known.ring == ring);
+        of.map(SinkRing::mapping)
     }
 
     /// A message of a ring is dropped.

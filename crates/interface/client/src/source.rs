@@ -23,6 +23,7 @@ use crate::direct::{SourceNews, SourceRing};
 use crate::error::Error;
 use crate::fork::{Slot, State, Status};
 use crate::interrupt::Interrupt;
+use crate::mapping::Mapping;
 use crate::memory::{Account, Block, Outcomes, Stock};
 use crate::owner::StreamCore;
 use crate::progress::Progress;
@@ -1260,6 +1261,14 @@ impl Buffer<'_> {
     /// Makes the message shorter; nothing happens if it is no longer than `len`.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
+    }
+
+    /// What keeps its memory mapped also when the buffer is gone.
+    pub fn mapping(&self) -> Option<Mapping> {
+        let inner = self.source.inner.borrow();
+        let mut bindings = std::iter::once(&inner.binding).chain(&inner.retired);
+        let of = bindings.find(|binding| binding.state == self.state)?;
+        Some(Mapping::of(&of.attachment))
     }
 
     #[inline]

@@ -7,6 +7,7 @@ use takt_time::{TaiTime, TrafficClass};
 
 use super::Sink;
 use crate::fork::State;
+use crate::mapping::Mapping;
 
 /// A received message, read in place. Dropping it gives its memory back.
 ///
@@ -51,6 +52,11 @@ impl Message<'_> {
     /// Makes it shorter; nothing happens if it is no longer than `len`.
     pub fn truncate(&mut self, len: usize) {
         self.descriptor.length = (self.len().min(len)) as u32;
+    }
+
+    /// What keeps its memory mapped also when the message is gone.
+    pub fn mapping(&self) -> Option<Mapping> {
+        self.sink.mapping(self.state, self.lender)
     }
 
     /// The chunk of the receive region where it lies, if it is not what the session itself has emitted.

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use serde::de::DeserializeOwned;
-use takt::{Message, Qos, Sink, SinkCounters, SinkOptions, TaiTime, Wait};
+use takt::{Mapping, Message, Qos, Sink, SinkCounters, SinkOptions, TaiTime, Wait};
 
 pub use task::SubscriberTask;
 
@@ -124,6 +124,11 @@ impl Sample<'_> {
     /// this subscriber. When it was published first is not known.
     pub fn send_time(&self) -> TaiTime {
         self.message.send_time()
+    }
+
+    /// What keeps its memory mapped also when the message is gone.
+    pub fn mapping(&self) -> Option<Mapping> {
+        self.message.mapping()
     }
 
     /// Reads it as JSON, which its publisher has declared it to be.

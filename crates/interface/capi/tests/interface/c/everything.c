@@ -140,6 +140,24 @@ static void large_messages(void) {
     CHECK(takt_buffer_get(source, (size_t)max + 1, TAKT_NOWAIT, &buffer) == TAKT_E_TOO_LARGE);
 }
 
+static void memory_that_is_kept(void) {
+    takt_buffer buffer, message, gone;
+    takt_mapping *sent, *received, *none;
+    CHECK(takt_buffer_get(source, 1, LONG_TIME, &buffer) == 0);
+    CHECK(takt_buffer_mapping(source, &buffer, &sent) == 0);
+    CHECK(takt_emit(source, &buffer, NULL) == 0);
+    CHECK(takt_buffer_mapping(source, &buffer, &none) == TAKT_E_INVALID_ARGUMENT);
+    CHECK(takt_consume(sink, LONG_TIME, &message) == 0);
+    CHECK(takt_message_mapping(sink, &message, &received) == 0);
+    gone = message;
+    CHECK(takt_release(sink, &message) == 0);
+    CHECK(takt_message_mapping(sink, &gone, &none) == TAKT_E_INVALID_ARGUMENT && none == NULL);
+    CHECK(takt_message_mapping(sink, &gone, NULL) == TAKT_E_INVALID_ARGUMENT);
+    takt_mapping_close(sent);
+    takt_mapping_close(received);
+    takt_mapping_close(NULL);
+}
+
 static void event_loop(void) {
     takt_sink_options options = TAKT_SINK_OPTIONS_INIT;
     takt_sink *polled;
@@ -233,6 +251,7 @@ int main(void) {
     bursts_and_launch_times();
     many_at_once();
     large_messages();
+    memory_that_is_kept();
     event_loop();
     callbacks();
 
