@@ -21,11 +21,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import operator
+import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from enum import IntEnum
 from types import TracebackType
-from typing import NamedTuple, Optional, TypeVar, Union
+from typing import Generic, NamedTuple, Optional, TypeVar, Union
 
 from . import _native
 from ._native import (
@@ -87,25 +89,104 @@ class Counters(NamedTuple):
     superseded: int
 
 
+_Lent = Union[_native.Buffer, _native.Sample, _native.VideoFrame]
+_Returned = tuple["ctypes._NamedFuncPointer", _Lent]
+
+
 class _Handle:
     """A handle of the library. It is closed when nothing refers to it any more: views of its memory do."""
 
     def __init__(self, pointer: ctypes.c_void_p, close: "ctypes._NamedFuncPointer", parent: Optional["_Handle"]) -> None:
-        self.pointer: Optional[ctypes.c_void_p] = pointer
+        #: What ctypes hands to the library. A call keeps its arguments: nobody closes a handle that is in use.
+        self._as_parameter_: Optional[ctypes.c_void_p] = pointer
+        #: The thread that used it last, and what others had of its memory and gave up.
+        self.user = 0
+        self.returned: "list[_Returned]" = []
         self._close = close
         # Children first: a session ends with the last of its parts.
         self._parent = parent
 
+    def used(self) -> None:
+        """This thread uses it."""
+        self.user = threading.get_ident()
+        while self.returned:
+            give_back, native = self.returned.pop()
+            give_back(self, ctypes.byref(native))
+
     def __del__(self) -> None:
-        pointer, self.pointer = self.pointer, None
+        pointer, self._as_parameter_ = self._as_parameter_, None
         if pointer is not None:
             self._close(pointer)
+
+
+class _Loan:
+    """Memory that the library lends for a message. It is given back by `end`, or when neither its owner nor a view of it is
+    there any more."""
+
+    # None yet, where a signal's handler has raised at once.
+    native: _Lent = _native.Buffer()
+
+    def __init__(
+        self,
+        handle: _Handle,
+        native: _Lent,
+        give_back: "ctypes._NamedFuncPointer",
+        mapping: "Optional[ctypes._NamedFuncPointer]" = None,
+    ) -> None:
+        self.handle = handle
+        self.native = native
+        self._give_back = give_back
+        self._mapping = mapping
+        self._array: "Callable[[], Optional[ctypes.Array[ctypes.c_char]]]" = lambda: None
+
+    @property
+    def held(self) -> bool:
+        return bool(self.native.reserved[0])
+
+    def view(self) -> memoryview:
+        """A view of the memory, which keeps the loan for as long as it or a slice is there."""
+        array = (ctypes.c_char * self.native.length).from_address(self.native.data or 0)
+        array._loan = self  # type: ignore[attr-defined]
+        self._array = weakref.ref(array)
+        return memoryview(array).cast("B")
+
+    def keep(self) -> None:
+        """Has the views that there are stay readable after the end of the loan, though with other content."""
+        array = self._array()
+        if array is None or self._mapping is None or not self.held:
+            return
+        pointer = ctypes.c_void_p()
+        code = self._mapping(self.handle, ctypes.byref(self.native), ctypes.byref(pointer))
+        if code != _native.FORKED:
+            check(code)
+            array._mapping = _Handle(pointer, lib.takt_mapping_close, None)  # type: ignore[attr-defined]
+
+    def end(self) -> None:
+        """Gives the memory back. Memory that cannot be kept for views goes with the last of them."""
+        if not self.held or (self._mapping is None and self._array() is not None):
+            return
+        self.keep()
+        code = self._give_back(self.handle, ctypes.byref(self.native))
+        # In a forked child it is the parent's.
+        if code != _native.FORKED:
+            check(code)
+
+    def __del__(self) -> None:
+        if not self.native.reserved[0]:
+            return
+        if self.handle.user == threading.get_ident():
+            self._give_back(self.handle, ctypes.byref(self.native))
+        else:
+            # A source or sink is for one thread at a time, and views end in any.
+            self.handle.returned.append((self._give_back, self.native))
 
 
 class _Part:
     """A session, stream, source, sink, or what stands on them."""
 
     _name = ""
+    #: Ends a wait of it; without one, a wait ends with its stretch.
+    _wakes: "Optional[ctypes._NamedFuncPointer]" = None
     #: A wait of it was ended by `wake`.
     _woken = False
 
@@ -117,20 +198,16 @@ class _Part:
             raise Closed(f"the {self._name} is closed")
         return self._handle
 
-    @property
-    def _pointer(self) -> ctypes.c_void_p:
-        pointer = self._open().pointer
-        assert pointer is not None
-        return pointer
-
     def close(self) -> None:
-        """Closes it. What was emitted is still sent. A second call does nothing."""
-        self._handle = None
+        """Closes it: a wait that is under way ends with `Closed`. What was emitted is still sent. A second call does nothing."""
+        handle, self._handle = self._handle, None
+        if handle is not None and self._wakes is not None:
+            self._wakes(handle)
 
     def _text(self, function: "ctypes._NamedFuncPointer") -> str:
-        length = check(function(self._pointer, None, 0))
+        length = check(function(self._open(), None, 0))
         text = ctypes.create_string_buffer(length + 1)
-        check(function(self._pointer, text, length + 1))
+        check(function(self._open(), text, length + 1))
         return text.value.decode(errors="replace")
 
     def __repr__(self) -> str:
@@ -178,6 +255,36 @@ def _number(name: str, number: int, bits: int = 32) -> int:
     return number
 
 
+def _size(name: str, number: int) -> int:
+    number = _whole(name, number)
+    if not 0 <= number < 1 << 63:
+        raise InvalidArgument(f"`{name}` is {number}: it must be a number of bytes")
+    return number
+
+
+def _signed(name: str, number: int) -> int:
+    """For the library, as `_number`, below 0 as well."""
+    number = _whole(name, number)
+    if not -1 << 63 <= number < 1 << 63:
+        raise InvalidArgument(f"`{name}` is {number}: it must be a number of 64 bits")
+    return number
+
+
+def _launch_time(number: Optional[int]) -> Optional[int]:
+    return None if number is None else _signed("launch_time_ns", number)
+
+
+def _flag(name: str, value: object) -> bool:
+    if value not in (False, True):
+        raise InvalidArgument(f"`{name}` is {value!r}: it must be True or False")
+    return bool(value)
+
+
+def _instance(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"`{name}` is {value!r}: it must be a {kind.__name__}, not {type(value).__name__}")
+
+
 def _chars(name: str, text: str) -> bytes:
     """For the library, to which a text ends at its first zero byte."""
     if not isinstance(text, str):
@@ -198,17 +305,31 @@ def _qos(
     patience: float,
     datapath: Optional[str],
 ) -> _native.Qos:
+    reliable, latest = _flag("reliable", reliable), _flag("latest", latest)
     if reliable and latest:
         raise InvalidArgument("`reliable` repairs every message and `latest` the newest alone: choose one")
+    try:
+        slow_sinks = SlowSinks(slow_sinks)
+    except ValueError:
+        raise InvalidArgument(f"`slow_sinks` is {slow_sinks!r}: it must be one of SlowSinks") from None
+    deadline_ns = _nanoseconds("deadline", deadline)
+    if not reliable and deadline is not None:
+        raise InvalidArgument(f"`deadline` is {deadline} without `reliable`: what is sent once has none")
+    if not reliable and slow_sinks != SlowSinks.EVICT:
+        raise InvalidArgument(f"`slow_sinks` is {slow_sinks.name} without `reliable`: what is sent once waits for no sink")
+    if patience is None:
+        raise InvalidArgument("`patience` is None: to wait for ever for sinks is slow_sinks=SlowSinks.WAIT")
+    if traffic_class is not None and not 0 <= _whole("traffic_class", traffic_class) <= 7:
+        raise InvalidArgument(f"`traffic_class` is {traffic_class}: it must be from 0 to 7, or None for best effort")
     return _native.Qos(
         size=ctypes.sizeof(_native.Qos),
-        acceleration=fast,
-        resource_use=unlimited,
+        acceleration=_flag("fast", fast),
+        resource_use=_flag("unlimited", unlimited),
         time_sensitivity=traffic_class is not None,
-        traffic_class=_number("traffic_class", traffic_class or 0, 8),
+        traffic_class=traffic_class or 0,
         reliability=_native.LATEST if latest else reliable,
         slow_sinks=slow_sinks,
-        deadline_ns=_nanoseconds("deadline", deadline),
+        deadline_ns=deadline_ns,
         patience_ns=_nanoseconds("patience", patience),
         datapath=None if datapath is None else _chars("datapath", datapath),
     )
@@ -230,15 +351,20 @@ def _wait_nanoseconds(name: str, seconds: float) -> int:
     return int(seconds * 1e9)
 
 
-def _wait(part: "_Part", timeout: Optional[float], call: "object") -> int:
+def _wait(part: "_Part", timeout: Optional[float], call: "Callable[[_Handle, int], int]") -> int:
     """Calls with a timeout in nanoseconds until it does not end too early, so that signals are handled meanwhile."""
     deadline = _deadline(timeout)
+    # A part that is closed meanwhile lives until the wait has ended.
+    handle = part._open()
     # A wait tells of a loss of the runtime that it sees; one that begins when the runtime is away waits for it.
-    attached = _is_attached(part._open())
+    attached = _is_attached(handle)
     while True:
+        handle.used()
         left = _STRETCH_NS if deadline is None else min(_STRETCH_NS, max(0, deadline - time.monotonic_ns()))
         begin = time.monotonic_ns()
-        code = call(left)  # type: ignore[operator]
+        code = call(handle, left)
+        if code < 0 and part._handle is not handle:
+            raise Closed(f"the {part._name} was closed during the wait")
         if code == Interrupted.code:
             # Handlers run between two instructions, so here: one that raises ends the wait.
             if part._woken:
@@ -255,7 +381,7 @@ def _wait(part: "_Part", timeout: Optional[float], call: "object") -> int:
             and time.monotonic_ns() - begin >= left > 0
             and (deadline is None or time.monotonic_ns() < deadline)
         ):
-            attached = _is_attached(part._open())
+            attached = _is_attached(handle)
         else:
             return check(code)
 
@@ -264,11 +390,14 @@ def _is_attached(handle: _Handle) -> bool:
     """Whether the session that it is a part of is attached."""
     while handle._parent is not None:
         handle = handle._parent
-    return lib.takt_session_attached(handle.pointer) == 1
+    return lib.takt_session_attached(handle) == 1
 
 
-# Seconds between two looks for a runtime that has gone.
+# Seconds between two looks for a runtime that has gone, and nanoseconds of such a look.
 _AWAY = 0.05
+_LOOK_NS = 1_000_000
+# Seconds for which a task goes on while there is always something.
+_SLICE = 0.001
 
 
 def _tell(ready: "asyncio.Future[None]") -> None:
@@ -276,25 +405,71 @@ def _tell(ready: "asyncio.Future[None]") -> None:
         ready.set_result(None)
 
 
-class _Receiver(_Part):
+class _Receiver(_Part, Generic[_T]):
     """A part with a descriptor, for which tasks of an event loop wait."""
 
     def __init__(self, handle: _Handle) -> None:
         super().__init__(handle)
         #: One for each task that waits.
         self._waiting: "list[asyncio.Future[None]]" = []
+        #: What was taken when a signal's handler raised, for the next call.
+        self._kept: "list[_Loan]" = []
+        #: Since when tasks have not waited for it.
+        self._busy_since: Optional[float] = None
 
     def fileno(self) -> int:
         raise NotImplementedError
 
-    async def _receive_async(self, receive: "Callable[[], _T]", arm: "Callable[[], bool]") -> "_T":
-        """What `receive` gives once it does not block any more; meanwhile the event loop goes on."""
+    def _lent(self, handle: _Handle) -> _Loan:
+        """A place for what comes next."""
+        raise NotImplementedError
+
+    def _take(self, handle: _Handle, ns: int, loan: _Loan) -> int:
+        """Has the library fill a place."""
+        raise NotImplementedError
+
+    def _received(self, loan: _Loan) -> _T:
+        """What came."""
+        raise NotImplementedError
+
+    def _next(self, timeout: Optional[float]) -> _T:
+        handle = self._open()
+        loan = self._kept[0] if self._kept else self._lent(handle)
+        try:
+            if loan.held:
+                self._kept.remove(loan)
+            else:
+                _wait(self, timeout, lambda handle, ns: self._take(handle, ns, loan))
+            return self._received(loan)
+        except BaseException:
+            # A signal's handler may raise between any two instructions.
+            if loan.held:
+                self._kept.append(loan)
+            raise
+
+    async def _next_async(self, arm: "Callable[[], bool]") -> _T:
+        """What comes next; meanwhile the event loop goes on."""
+        loop = asyncio.get_running_loop()
+        if self._busy_since is not None and (self._waiting or loop.time() - self._busy_since > _SLICE):
+            # It comes faster than it is worked off: others have their turn.
+            self._busy_since = None
+            await asyncio.sleep(0)
+        # As of `_wait`.
+        attached = _is_attached(self._open())
         while True:
             try:
-                received = receive()
+                received = self._next(0)
             except WouldBlock:
-                pass
+                attached = True
+            except Disconnected:
+                if attached or not self._looks_for_runtime():
+                    raise
+                await asyncio.sleep(_AWAY)
+                attached = _is_attached(self._open())
+                continue
             else:
+                if self._busy_since is None:
+                    self._busy_since = loop.time()
                 # This task may have armed the descriptor, and not wait for it: those who do look again.
                 self._tell_waiting()
                 return received
@@ -302,7 +477,17 @@ class _Receiver(_Part):
                 self._woken = False
                 raise Interrupted("the wait was ended by `wake`")
             if arm():
+                self._busy_since = None
                 await self._readable()
+
+    def _looks_for_runtime(self) -> bool:
+        """Whether a short wait is one: it fails at once where the session does not attach again."""
+        handle, begin = self._open(), time.monotonic_ns()
+        loan = self._lent(handle)
+        code = self._take(handle, _LOOK_NS, loan)
+        if loan.held:
+            self._kept.append(loan)
+        return code != Disconnected.code or time.monotonic_ns() - begin >= _LOOK_NS
 
     async def _readable(self) -> None:
         """Waits for the descriptor, `close` or `wake`."""
@@ -341,12 +526,13 @@ class _Receiver(_Part):
 
     def _wake(self, function: "ctypes._NamedFuncPointer") -> None:
         self._woken = True
-        check(function(self._pointer))
+        check(function(self._open()))
         self._tell_waiting()
 
     def close(self) -> None:
         """Closes it. Waits of tasks end with `Closed`. A second call does nothing."""
         super().close()
+        self._kept.clear()
         self._tell_waiting()
 
 
@@ -373,10 +559,10 @@ class Session(_Part):
             size=ctypes.sizeof(_native.SessionOptions),
             socket=None if socket is None else _chars("socket", str(socket)),
             name=None if name is None else _chars("name", name),
-            tx_bytes=tx_bytes,
-            rx_bytes=rx_bytes,
+            tx_bytes=_bytes("tx_bytes", tx_bytes),
+            rx_bytes=_bytes("rx_bytes", rx_bytes),
             no_reconnect=not reconnect,
-            allow_embedded=embedded,
+            allow_embedded=_flag("embedded", embedded),
         )
         pointer = ctypes.c_void_p()
         check(lib.takt_session_open(ctypes.byref(options), ctypes.byref(pointer)))
@@ -385,7 +571,7 @@ class Session(_Part):
     @property
     def attached(self) -> bool:
         """Whether the session is attached to a runtime at this moment."""
-        return bool(check(lib.takt_session_attached(self._pointer)))
+        return bool(check(lib.takt_session_attached(self._open())))
 
     def stream(
         self,
@@ -408,13 +594,13 @@ class Session(_Part):
         the node has it not, and what is emitted reaches no node that it does not reach."""
         qos = _qos(fast, unlimited, traffic_class, reliable, latest, deadline, slow_sinks, patience, datapath)
         pointer = ctypes.c_void_p()
-        check(lib.takt_stream_open(self._pointer, ctypes.byref(qos), ctypes.byref(pointer)))
+        check(lib.takt_stream_open(self._open(), ctypes.byref(qos), ctypes.byref(pointer)))
         return Stream(_Handle(pointer, lib.takt_stream_close, self._open()))
 
     def close(self) -> None:
         """Ends the session in order, with its streams, sources and sinks: what was emitted is sent."""
         if self._handle is not None:
-            lib.takt_session_end(self._pointer)
+            lib.takt_session_end(self._open())
         super().close()
 
     def __enter__(self) -> "Session":
@@ -443,20 +629,24 @@ class Stream(_Part):
         """Opens the writing end of a channel. `depth`: most messages under way, a power of two; 0: 1024. `at_once_here`: sinks
         of this node get messages with a launch time at once."""
         pointer = ctypes.c_void_p()
-        check(lib.takt_source_open(self._pointer, _number("channel", channel, 64), _number("depth", depth), ctypes.byref(pointer)))
+        check(lib.takt_source_open(self._open(), _number("channel", channel, 64), _number("depth", depth), ctypes.byref(pointer)))
         source = Source(_Handle(pointer, lib.takt_source_close, self._open()))
-        if at_once_here:
-            check(lib.takt_source_at_once_here(source._pointer, 1))
+        if _flag("at_once_here", at_once_here):
+            check(lib.takt_source_at_once_here(source._open(), 1))
         return source
 
     def sink(self, channel: int, *, depth: int = 0, no_local: bool = False, latest: bool = False) -> "Sink":
         """Opens a reading end of a channel. `no_local`: without what this very session emits. `latest`: the newest message
         alone, which takes the place of one that was not received."""
         options = _native.SinkOptions(
-            size=ctypes.sizeof(_native.SinkOptions), depth=_number("depth", depth), notify_fd=1, no_local=no_local, latest=latest
+            size=ctypes.sizeof(_native.SinkOptions),
+            depth=_number("depth", depth),
+            notify_fd=1,
+            no_local=_flag("no_local", no_local),
+            latest=_flag("latest", latest),
         )
         pointer = ctypes.c_void_p()
-        check(lib.takt_sink_open_with(self._pointer, _number("channel", channel, 64), ctypes.byref(options), ctypes.byref(pointer)))
+        check(lib.takt_sink_open_with(self._open(), _number("channel", channel, 64), ctypes.byref(options), ctypes.byref(pointer)))
         return Sink(_Handle(pointer, lib.takt_sink_close, self._open()))
 
     def __enter__(self) -> "Stream":
@@ -466,40 +656,35 @@ class Stream(_Part):
         self.close()
 
 
-def _view(handle: _Handle, native: "Union[_native.Buffer, _native.Sample, _native.VideoFrame]") -> memoryview:
-    """A view of shared memory, which keeps the handle and so the memory for as long as it or a slice is there."""
-    array = (ctypes.c_char * native.length).from_address(native.data or 0)
-    array._handle = handle  # type: ignore[attr-defined]
-    return memoryview(array).cast("B")
-
-
 class Source(_Part):
     """The writing end of a channel."""
 
     _name = "source"
+    _wakes = lib.takt_wake_source
 
     @property
     def max_message(self) -> int:
         """Longest message in bytes."""
-        return check(lib.takt_source_max_message(self._pointer))
+        return check(lib.takt_source_max_message(self._open()))
 
     @property
     def lost(self) -> int:
         """Messages whose outcome the runtime did not tell before it went away."""
         count = ctypes.c_uint64()
-        check(lib.takt_source_lost(self._pointer, ctypes.byref(count)))
+        check(lib.takt_source_lost(self._open(), ctypes.byref(count)))
         return count.value
 
     def buffer(self, length: int, timeout: Optional[float] = None) -> "Buffer":
         """A buffer to write a message into, in place."""
-        native = _native.Buffer()
-        pointer = self._pointer
-        _wait(self, timeout, lambda ns: lib.takt_buffer_get(pointer, length, ns, ctypes.byref(native)))
-        return Buffer(self, native)
+        length = _size("length", length)
+        loan = _Loan(self._open(), _native.Buffer(), lib.takt_buffer_abandon, lib.takt_buffer_mapping)
+        _wait(self, timeout, lambda handle, ns: lib.takt_buffer_get(handle, length, ns, ctypes.byref(loan.native)))
+        return Buffer(self, loan)
 
     def send(self, data: Data, timeout: Optional[float] = None, *, launch_time_ns: Optional[int] = None) -> int:
         """Sends bytes as one message; its token for `outcome`."""
         view = memoryview(data).cast("B")
+        launch_time_ns = _launch_time(launch_time_ns)
         buffer = self.buffer(view.nbytes, timeout)
         buffer.data[:] = view
         return buffer.emit(launch_time_ns=launch_time_ns)
@@ -507,25 +692,27 @@ class Source(_Part):
     def forward(self, message: "Message", timeout: Optional[float] = None) -> int:
         """Sends a received message without a copy if it is of the same session, and gives it up; its token for
         `outcome`."""
+        _instance("message", message, Message)
         token = ctypes.c_int64()
-        pointer, sink, native = self._pointer, message._sink._pointer, ctypes.byref(message._native)
-        _wait(self, timeout, lambda ns: lib.takt_forward(pointer, sink, native, ns, ctypes.byref(token)))
+        sink, loan = message._sink._open(), message._loan
+        loan.keep()
+        native = ctypes.byref(loan.native)
+        _wait(self, timeout, lambda handle, ns: lib.takt_forward(handle, sink, native, ns, ctypes.byref(token)))
         message.data.release()
         return token.value
 
     def outcome(self, token: int) -> Outcome:
         """What became of a message."""
-        return Outcome(check(lib.takt_emit_outcome(self._pointer, token)))
+        return Outcome(check(lib.takt_emit_outcome(self._open(), _signed("token", token))))
 
     def wait_reader(self, timeout: Optional[float] = None) -> int:
         """Waits until somebody listens; how many do."""
-        pointer = self._pointer
-        return _wait(self, timeout, lambda ns: lib.takt_source_wait_reader(pointer, ns))
+        return _wait(self, timeout, lambda handle, ns: lib.takt_source_wait_reader(handle, ns))
 
     def wake(self) -> None:
         """Ends a wait of this source in another thread, or the next one, with `Interrupted`."""
         self._woken = True
-        check(lib.takt_wake_source(self._pointer))
+        check(lib.takt_wake_source(self._open()))
 
     def __enter__(self) -> "Source":
         return self
@@ -537,33 +724,35 @@ class Source(_Part):
 class Buffer:
     """Memory for one message. As a context manager it is emitted at the end, or abandoned after an exception."""
 
-    def __init__(self, source: Source, native: _native.Buffer) -> None:
+    def __init__(self, source: Source, loan: _Loan) -> None:
         self._source = source
-        self._native = native
-        self.data: memoryview = _view(source._open(), native)
+        self._loan = loan
+        self.data: memoryview = loan.view()
 
     def emit(self, length: Optional[int] = None, *, launch_time_ns: Optional[int] = None) -> int:
-        """Sends the first `length` bytes, all if None, at once or at `launch_time_ns` (TAI); the token for `outcome`."""
-        if length is not None:
-            if not 0 <= length <= self._native.length:
-                raise InvalidArgument(f"`length` is {length}: the buffer has {self._native.length} bytes")
-            self._native.length = length
+        """Sends the first `length` bytes, all if None, at once or at `launch_time_ns` (TAI); the token for `outcome`. What is
+        written after it, by a slice or an array, changes what is sent."""
+        native = self._loan.native
+        most = native.length
+        length = most if length is None else _whole("length", length)
+        if not 0 <= length <= most:
+            raise InvalidArgument(f"`length` is {length}: the buffer has {most} bytes")
+        launch_time_ns = _launch_time(launch_time_ns)
+        source, token = self._source._open(), ctypes.c_int64()
         self.data.release()
-        token = ctypes.c_int64()
+        self._loan.keep()
+        native.length = length
         if launch_time_ns is None:
-            code = lib.takt_emit(self._source._pointer, ctypes.byref(self._native), ctypes.byref(token))
+            code = lib.takt_emit(source, ctypes.byref(native), ctypes.byref(token))
         else:
-            code = lib.takt_emit_at(
-                self._source._pointer, ctypes.byref(self._native), launch_time_ns, ctypes.byref(token)
-            )
+            code = lib.takt_emit_at(source, ctypes.byref(native), launch_time_ns, ctypes.byref(token))
         check(code)
         return token.value
 
     def abandon(self) -> None:
         """Gives the buffer back without sending it. Nothing happens after `emit`."""
         self.data.release()
-        if self._native.data and self._source._handle is not None:
-            check(lib.takt_buffer_abandon(self._source._pointer, ctypes.byref(self._native)))
+        self._loan.end()
 
     def __enter__(self) -> "Buffer":
         return self
@@ -571,25 +760,21 @@ class Buffer:
     def __exit__(
         self, kind: Optional[type[BaseException]], _: Optional[BaseException], __: Optional[TracebackType]
     ) -> None:
-        if kind is not None or not self._native.data:
+        if kind is not None or not self._loan.held:
             self.abandon()
         else:
             self.emit()
 
-    def __del__(self) -> None:
-        if self._native.data and self._source._handle is not None:
-            lib.takt_buffer_abandon(self._source._pointer, ctypes.byref(self._native))
-
 
 class Message:
     """A received message, read in place through `data` until it is released: by `release`, at the end of a `with`, or
-    when nothing refers to it any more."""
+    when nothing refers to it or to a view of its `data` any more, such as an array of NumPy."""
 
-    def __init__(self, sink: "Sink", native: _native.Buffer) -> None:
+    def __init__(self, sink: "Sink", loan: _Loan) -> None:
         self._sink = sink
-        self._native = native
+        self._loan = loan
         info = _native.MessageInfo(size=ctypes.sizeof(_native.MessageInfo))
-        check(lib.takt_message_information(sink._pointer, ctypes.byref(native), ctypes.byref(info)))
+        check(lib.takt_message_information(loan.handle, ctypes.byref(loan.native), ctypes.byref(info)))
         #: Its number at its source; a gap is a loss.
         self.sequence: int = info.sequence
         #: When the sender's runtime took it, TAI nanoseconds.
@@ -597,16 +782,15 @@ class Message:
         #: The sender, under a number that is random at each start.
         self.sender: int = info.sender
         self.traffic_class: int = info.traffic_class
-        self.data: memoryview = _view(sink._open(), native).toreadonly()
+        self.data: memoryview = loan.view().toreadonly()
 
     def release(self) -> None:
         """Gives the memory back. A second call does nothing."""
         self.data.release()
-        if self._native.data and self._sink._handle is not None:
-            check(lib.takt_release(self._sink._pointer, ctypes.byref(self._native)))
+        self._loan.end()
 
     def __len__(self) -> int:
-        return int(self._native.length)
+        return int(self._loan.native.length)
 
     def __bytes__(self) -> bytes:
         return bytes(self.data)
@@ -617,39 +801,42 @@ class Message:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def __del__(self) -> None:
-        if self._native.data and self._sink._handle is not None:
-            lib.takt_release(self._sink._pointer, ctypes.byref(self._native))
 
-
-class Sink(_Receiver):
+class Sink(_Receiver[Message]):
     """A reading end of a channel. Iterating over it, also with `async for`, receives message after message; each is
     released before the next one."""
 
     _name = "sink"
+    _wakes = lib.takt_wake
 
     def receive(self, timeout: Optional[float] = None) -> Message:
         """The next message."""
-        native = _native.Buffer()
-        pointer = self._pointer
-        _wait(self, timeout, lambda ns: lib.takt_consume(pointer, ns, ctypes.byref(native)))
-        return Message(self, native)
+        return self._next(timeout)
+
+    def _lent(self, handle: _Handle) -> _Loan:
+        return _Loan(handle, _native.Buffer(), lib.takt_release, lib.takt_message_mapping)
+
+    def _take(self, handle: _Handle, ns: int, loan: _Loan) -> int:
+        return lib.takt_consume(handle, ns, ctypes.byref(loan.native))
+
+    def _received(self, loan: _Loan) -> Message:
+        return Message(self, loan)
 
     async def receive_async(self) -> Message:
         """The next message; meanwhile the event loop goes on. Where several tasks wait, each message is for one of them."""
-        return await self._receive_async(lambda: self.receive(0), self.arm)
+        return await self._next_async(self.arm)
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when `arm` said true and a message is there."""
-        return check(lib.takt_sink_fd(self._pointer))
+        return check(lib.takt_sink_fd(self._open()))
 
     def arm(self) -> bool:
         """True: the descriptor becomes readable with the next message, once. False: there is one already."""
-        return bool(check(lib.takt_sink_arm(self._pointer)))
+        return not self._kept and bool(check(lib.takt_sink_arm(self._open())))
 
     def __len__(self) -> int:
         """How many messages wait."""
-        return check(lib.takt_data_available(self._pointer))
+        return len(self._kept) + check(lib.takt_data_available(self._open()))
 
     def __bool__(self) -> bool:
         return True
@@ -663,7 +850,7 @@ class Sink(_Receiver):
     def counters(self) -> Counters:
         """What happened to the sink's messages since it was opened."""
         now = _native.Counters(size=ctypes.sizeof(_native.Counters))
-        check(lib.takt_sink_read_counters(self._pointer, ctypes.byref(now)))
+        check(lib.takt_sink_read_counters(self._open(), ctypes.byref(now)))
         return Counters(*(getattr(now, field) for field in Counters._fields))
 
     def wake(self) -> None:

@@ -68,6 +68,8 @@ class MessageInfo(ctypes.Structure):
 
 # TAKT_LATEST
 LATEST = 2
+# TAKT_E_FORKED
+FORKED = -13
 
 
 class SinkOptions(ctypes.Structure):
@@ -248,6 +250,10 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "consume": (c_int, [c_void_p, c_int64, POINTER(Buffer)]),
     "message_information": (c_int, [c_void_p, POINTER(Buffer), POINTER(MessageInfo)]),
     "release": (c_int, [c_void_p, POINTER(Buffer)]),
+    "buffer_mapping": (c_int, [c_void_p, POINTER(Buffer), POINTER(c_void_p)]),
+    "message_mapping": (c_int, [c_void_p, POINTER(Buffer), POINTER(c_void_p)]),
+    "sample_mapping": (c_int, [c_void_p, POINTER(Sample), POINTER(c_void_p)]),
+    "mapping_close": (None, [c_void_p]),
     "sink_fd": (c_int, [c_void_p]),
     "sink_arm": (c_int, [c_void_p]),
     "sink_read_counters": (c_int, [c_void_p, POINTER(Counters)]),

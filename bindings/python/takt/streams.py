@@ -23,8 +23,8 @@ from collections.abc import AsyncIterator, Iterator
 from enum import IntEnum
 from typing import NamedTuple, Optional
 
-from . import Counters, Data, SlowSinks, _Handle, _Part, _Receiver
-from . import _bytes, _chars, _nanoseconds, _number, _qos, _view, _wait, _wait_nanoseconds
+from . import Counters, Data, SlowSinks, _Handle, _Loan, _Part, _Receiver
+from . import _bytes, _chars, _flag, _instance, _nanoseconds, _number, _qos, _signed, _wait, _wait_nanoseconds
 from . import _native
 from ._native import check, lib
 from .topics import Participant, SubscriberCounters
@@ -108,14 +108,15 @@ class Server(_Part):
             size=ctypes.sizeof(_native.VideoServerOptions),
             qos=ctypes.pointer(qos),
             period_ns=_nanoseconds("period", period),
-            spread=spread,
+            spread=_flag("spread", spread),
             slice=_number("slice", slice),
             depth=_number("depth", depth),
         )
         of = _format(format)
         pointer = ctypes.c_void_p()
+        _instance("participant", participant, Participant)
         opened = lib.takt_video_server_open(
-            participant._pointer, _chars("stream", stream), ctypes.byref(of), ctypes.byref(options), ctypes.byref(pointer)
+            participant._open(), _chars("stream", stream), ctypes.byref(of), ctypes.byref(options), ctypes.byref(pointer)
         )
         check(opened)
         super().__init__(_Handle(pointer, lib.takt_video_server_close, participant._open()))
@@ -128,20 +129,19 @@ class Server(_Part):
             address: object = frame if isinstance(frame, bytes) else bytes(view)
         else:
             address = (ctypes.c_char * view.nbytes).from_buffer(view)
-        number = ctypes.c_uint64()
+        number, captured = ctypes.c_uint64(), _signed("captured_ns", captured_ns)
         # In one piece: a wait that is cut in parts would cut frames.
         ns = -1 if timeout is None else _wait_nanoseconds("timeout", timeout)
-        check(lib.takt_video_send(self._pointer, address, view.nbytes, captured_ns, ns, ctypes.byref(number)))
+        check(lib.takt_video_send(self._open(), address, view.nbytes, captured, ns, ctypes.byref(number)))
         return number.value
 
     def wait_client(self, timeout: Optional[float] = None) -> int:
         """Waits until the stream has a client; how many it has."""
-        pointer = self._pointer
-        return _wait(self, timeout, lambda ns: lib.takt_video_server_wait_client(pointer, ns))
+        return _wait(self, timeout, lambda handle, ns: lib.takt_video_server_wait_client(handle, ns))
 
     def set_format(self, format: Format) -> None:
         """The frames that follow are of this format."""
-        check(lib.takt_video_server_set_format(self._pointer, ctypes.byref(_format(format))))
+        check(lib.takt_video_server_set_format(self._open(), ctypes.byref(_format(format))))
 
     def __enter__(self) -> "Server":
         return self
@@ -152,11 +152,12 @@ class Server(_Part):
 
 class Frame:
     """A frame, read in place through `data` until it is released: by `release`, at the end of a `with`, or when nothing refers to it
-    any more."""
+    any more. An array of NumPy, or another view of `data`, keeps it also after `release`."""
 
-    def __init__(self, client: "Client", native: _native.VideoFrame) -> None:
-        self._client = client
-        self._native = native
+    def __init__(self, loan: _Loan) -> None:
+        self._loan = loan
+        native = loan.native
+        assert isinstance(native, _native.VideoFrame)
         #: Its number among those of its server, from 0.
         self.number: int = native.number
         #: What it is.
@@ -169,16 +170,15 @@ class Frame:
         self.period: Optional[float] = native.period_ns / 1e9 or None
         #: What is missing, as ranges of bytes; its content is arbitrary.
         self.holes: list[range] = [range(hole.begin, hole.end) for hole in native.holes[: native.hole_count]]
-        self.data: memoryview = _view(client._open(), native).toreadonly()
+        self.data: memoryview = loan.view().toreadonly()
 
     def release(self) -> None:
-        """Gives the memory back. A second call does nothing."""
+        """Gives the memory back, once there are no views of it. A second call does nothing."""
         self.data.release()
-        if self._native.reserved[0] and self._client._handle is not None:
-            check(lib.takt_video_frame_release(self._client._pointer, ctypes.byref(self._native)))
+        self._loan.end()
 
     def __len__(self) -> int:
-        return int(self._native.length)
+        return int(self._loan.native.length)
 
     def __bytes__(self) -> bytes:
         return bytes(self.data)
@@ -189,12 +189,8 @@ class Frame:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def __del__(self) -> None:
-        if self._native.reserved[0] and self._client._handle is not None:
-            lib.takt_video_frame_release(self._client._pointer, ctypes.byref(self._native))
 
-
-class Client(_Receiver):
+class Client(_Receiver[Frame]):
     """Receives the frames of a stream. Iterating over it, also with `async for`, takes frame after frame until the server ends; each
     is released before the next one.
 
@@ -203,6 +199,7 @@ class Client(_Receiver):
     what three of the longest need."""
 
     _name = "client"
+    _wakes = lib.takt_video_client_wake
 
     def __init__(
         self,
@@ -223,41 +220,49 @@ class Client(_Receiver):
         options = _native.VideoClientOptions(
             size=ctypes.sizeof(_native.VideoClientOptions),
             qos=ctypes.pointer(qos),
-            all=all,
-            holes=holes,
+            all=_flag("all", all),
+            holes=_flag("holes", holes),
             frames=_number("frames", frames),
             depth=_number("depth", depth),
             most_bytes=_bytes("most_bytes", most_bytes),
             memory=_bytes("memory", memory),
         )
         pointer = ctypes.c_void_p()
+        _instance("participant", participant, Participant)
         opened = lib.takt_video_client_open(
-            participant._pointer, _chars("stream", stream), ctypes.byref(options), ctypes.byref(pointer)
+            participant._open(), _chars("stream", stream), ctypes.byref(options), ctypes.byref(pointer)
         )
         check(opened)
         super().__init__(_Handle(pointer, lib.takt_video_client_close, participant._open()))
 
     def receive(self, timeout: Optional[float] = None) -> Frame:
         """The next frame. `EndOfStream` once when the server has ended."""
-        native = _native.VideoFrame()
-        pointer = self._pointer
-        if _wait(self, timeout, lambda ns: lib.takt_video_next(pointer, ns, ctypes.byref(native))) == 1:
+        return self._next(timeout)
+
+    def _lent(self, handle: _Handle) -> _Loan:
+        return _Loan(handle, _native.VideoFrame(), lib.takt_video_frame_release)
+
+    def _take(self, handle: _Handle, ns: int, loan: _Loan) -> int:
+        return lib.takt_video_next(handle, ns, ctypes.byref(loan.native))
+
+    def _received(self, loan: _Loan) -> Frame:
+        if not loan.held:
             raise EndOfStream("the server has ended the stream")
-        return Frame(self, native)
+        return Frame(loan)
 
     async def receive_async(self) -> Frame:
         """The next frame; meanwhile the event loop goes on. Where several tasks wait, each frame is for one of them."""
-        return await self._receive_async(lambda: self.receive(0), lambda: True)
+        return await self._next_async(lambda: not self._kept)
 
     def fileno(self) -> int:
         """A descriptor that is readable while `receive` has something to say."""
-        return check(lib.takt_video_client_fd(self._pointer))
+        return check(lib.takt_video_client_fd(self._open()))
 
     @property
     def counters(self) -> ClientCounters:
         """What happened to its frames since it was opened."""
         now = _native.VideoClientCounters(size=ctypes.sizeof(_native.VideoClientCounters))
-        check(lib.takt_video_client_read_counters(self._pointer, ctypes.byref(now)))
+        check(lib.takt_video_client_read_counters(self._open(), ctypes.byref(now)))
         channels = Counters(*(getattr(now.slices.channels, field) for field in Counters._fields))
         slices = SubscriberCounters(channels, now.slices.foreign, now.slices.malformed, now.slices.unopened)
         of_frames = {field: getattr(now, field) for field in ClientCounters._fields if field != "slices"}

@@ -25,7 +25,7 @@ from enum import IntEnum
 from typing import NamedTuple, Optional, Union
 
 from . import Counters, Data, Disconnected, InvalidArgument, Outcome, Session, SlowSinks
-from . import _AWAY, _Handle, _Part, _Receiver, _bytes, _chars, _number, _qos, _view, _wait, _wait_nanoseconds
+from . import _AWAY, _Handle, _Loan, _Part, _Receiver, _bytes, _chars, _flag, _instance, _number, _qos, _signed, _wait, _wait_nanoseconds
 from . import _native
 from ._native import check, lib
 
@@ -64,9 +64,10 @@ class Participant(_Part):
     _name = "participant"
 
     def __init__(self, session: Session, name: Optional[str] = None) -> None:
+        _instance("session", session, Session)
         pointer = ctypes.c_void_p()
         text = None if name is None else _chars("name", name)
-        check(lib.takt_participant_open(session._pointer, text, ctypes.byref(pointer)))
+        check(lib.takt_participant_open(session._open(), text, ctypes.byref(pointer)))
         super().__init__(_Handle(pointer, lib.takt_participant_close, session._open()))
 
     def publisher(
@@ -100,7 +101,7 @@ class Participant(_Part):
             history_bytes=_bytes("history_bytes", history_bytes),
         )
         pointer = ctypes.c_void_p()
-        check(lib.takt_publisher_open(self._pointer, _chars("topic", topic), ctypes.byref(options), ctypes.byref(pointer)))
+        check(lib.takt_publisher_open(self._open(), _chars("topic", topic), ctypes.byref(options), ctypes.byref(pointer)))
         return Publisher(_Handle(pointer, lib.takt_publisher_close, self._open()), encoding)
 
     def subscriber(
@@ -125,11 +126,11 @@ class Participant(_Part):
             depth=_number("depth", depth),
             history=_number("history", history),
             notify_fd=1,
-            no_local=no_local,
-            latest=latest,
+            no_local=_flag("no_local", no_local),
+            latest=_flag("latest", latest),
         )
         pointer = ctypes.c_void_p()
-        check(lib.takt_subscriber_open(self._pointer, _chars("topic", topic), ctypes.byref(options), ctypes.byref(pointer)))
+        check(lib.takt_subscriber_open(self._open(), _chars("topic", topic), ctypes.byref(options), ctypes.byref(pointer)))
         return Subscriber(_Handle(pointer, lib.takt_subscriber_close, self._open()))
 
     def topics(self, quiet: float = 0.3, most: float = 3.0) -> list[Topic]:
@@ -141,7 +142,7 @@ class Participant(_Part):
             found.append(Topic(of.name.decode(), of.publishers, of.subscribers))
 
         times = _wait_nanoseconds("quiet", quiet), _wait_nanoseconds("most", most)
-        check(lib.takt_topics(self._pointer, *times, _native.TOPIC_CALLBACK(see), None))
+        check(lib.takt_topics(self._open(), *times, _native.TOPIC_CALLBACK(see), None))
         return found
 
     @property
@@ -174,8 +175,7 @@ class Publisher(_Part):
         else:
             address = (ctypes.c_char * view.nbytes).from_buffer(view)
         token = ctypes.c_int64()
-        pointer = self._pointer
-        _wait(self, timeout, lambda ns: lib.takt_publish(pointer, address, view.nbytes, ns, ctypes.byref(token)))
+        _wait(self, timeout, lambda handle, ns: lib.takt_publish(handle, address, view.nbytes, ns, ctypes.byref(token)))
         return token.value
 
     def publish_json(self, value: object, timeout: Optional[float] = None) -> int:
@@ -191,18 +191,17 @@ class Publisher(_Part):
 
     def outcome(self, token: int) -> Outcome:
         """What became of a message."""
-        return Outcome(check(lib.takt_publish_outcome(self._pointer, token)))
+        return Outcome(check(lib.takt_publish_outcome(self._open(), _signed("token", token))))
 
     def wait_subscriber(self, timeout: Optional[float] = None) -> int:
         """Waits until the topic has a subscriber; how many it has."""
-        pointer = self._pointer
-        return _wait(self, timeout, lambda ns: lib.takt_publisher_wait_subscriber(pointer, ns))
+        return _wait(self, timeout, lambda handle, ns: lib.takt_publisher_wait_subscriber(handle, ns))
 
     @property
     def lost(self) -> int:
         """Messages whose outcome the runtime did not tell before it went away."""
         count = ctypes.c_uint64()
-        check(lib.takt_publisher_lost(self._pointer, ctypes.byref(count)))
+        check(lib.takt_publisher_lost(self._open(), ctypes.byref(count)))
         return count.value
 
     @property
@@ -220,11 +219,12 @@ class Publisher(_Part):
 
 class Sample:
     """A message of a topic, read in place through `data` until it is released: by `release`, at the end of a `with`, or
-    when nothing refers to it any more."""
+    when nothing refers to it or to a view of its `data` any more, such as an array of NumPy."""
 
-    def __init__(self, subscriber: "Subscriber", native: _native.Sample) -> None:
-        self._subscriber = subscriber
-        self._native = native
+    def __init__(self, loan: _Loan) -> None:
+        self._loan = loan
+        native = loan.native
+        assert isinstance(native, _native.Sample)
         #: Its topic.
         self.topic: str = native.topic.decode()
         #: Its number among those of its publisher, from 0; a gap is a loss.
@@ -237,7 +237,7 @@ class Sample:
         self.encoding: int = native.encoding
         #: It was published before the subscriber joined, and may come after later ones.
         self.kept: bool = bool(native.kept)
-        self.data: memoryview = _view(subscriber._open(), native).toreadonly()
+        self.data: memoryview = loan.view().toreadonly()
 
     def json(self) -> object:
         """Reads it as JSON, if its publisher says that it is."""
@@ -248,11 +248,10 @@ class Sample:
     def release(self) -> None:
         """Gives the memory back. A second call does nothing."""
         self.data.release()
-        if self._native.reserved[0] and self._subscriber._handle is not None:
-            check(lib.takt_sample_release(self._subscriber._pointer, ctypes.byref(self._native)))
+        self._loan.end()
 
     def __len__(self) -> int:
-        return int(self._native.length)
+        return int(self._loan.native.length)
 
     def __bytes__(self) -> bytes:
         return bytes(self.data)
@@ -263,40 +262,43 @@ class Sample:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def __del__(self) -> None:
-        if self._native.reserved[0] and self._subscriber._handle is not None:
-            lib.takt_sample_release(self._subscriber._pointer, ctypes.byref(self._native))
 
-
-class Subscriber(_Receiver):
+class Subscriber(_Receiver[Sample]):
     """Reads a topic, or all topics that a pattern matches. Iterating over it, also with `async for`, takes message after
     message; each is released before the next one."""
 
     _name = "subscriber"
+    _wakes = lib.takt_subscriber_wake
 
     def take(self, timeout: Optional[float] = None) -> Sample:
         """The next message."""
-        native = _native.Sample()
-        pointer = self._pointer
-        _wait(self, timeout, lambda ns: lib.takt_take(pointer, ns, ctypes.byref(native)))
-        return Sample(self, native)
+        return self._next(timeout)
+
+    def _lent(self, handle: _Handle) -> _Loan:
+        return _Loan(handle, _native.Sample(), lib.takt_sample_release, lib.takt_sample_mapping)
+
+    def _take(self, handle: _Handle, ns: int, loan: _Loan) -> int:
+        return lib.takt_take(handle, ns, ctypes.byref(loan.native))
+
+    def _received(self, loan: _Loan) -> Sample:
+        return Sample(loan)
 
     async def take_async(self) -> Sample:
         """The next message; meanwhile the event loop goes on. Where several tasks wait, each message is for one of them."""
-        return await self._receive_async(lambda: self.take(0), self.arm)
+        return await self._next_async(self.arm)
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when `arm` said true and a message is there."""
-        return check(lib.takt_subscriber_fd(self._pointer))
+        return check(lib.takt_subscriber_fd(self._open()))
 
     def arm(self) -> bool:
         """True: the descriptor becomes readable with the next message. False: there is one already."""
-        return bool(check(lib.takt_subscriber_arm(self._pointer)))
+        return not self._kept and bool(check(lib.takt_subscriber_arm(self._open())))
 
     def prune(self) -> int:
         """Gives back the channels of topics that a pattern has matched and that have had no publisher for ten seconds; how many
         there were. Without it a pattern holds a channel for each topic that it has ever read. Not while samples are held."""
-        return check(lib.takt_subscriber_prune(self._pointer))
+        return check(lib.takt_subscriber_prune(self._open()))
 
     @property
     def warning(self) -> str:
@@ -308,7 +310,7 @@ class Subscriber(_Receiver):
     def counters(self) -> SubscriberCounters:
         """What happened to its messages since it was opened."""
         now = _native.SubscriberCounters(size=ctypes.sizeof(_native.SubscriberCounters))
-        check(lib.takt_subscriber_read_counters(self._pointer, ctypes.byref(now)))
+        check(lib.takt_subscriber_read_counters(self._open(), ctypes.byref(now)))
         channels = Counters(*(getattr(now.channels, field) for field in Counters._fields))
         return SubscriberCounters(channels, now.foreign, now.malformed, now.unopened)
 

@@ -102,12 +102,17 @@ fn programs_exchange_long_messages_through_forks_and_restarts(datapath: Datapath
     // The reader waits meanwhile, and is told once, however long it takes.
     let mut leaves = Program::start("leaves.py", &pair.nodes[1]);
     assert_eq!(leaves.line(), "ready");
+    let mut views = Program::start("views.py", &pair.nodes[1]);
+    assert_eq!(views.line(), "ready");
     pair.nodes[1].kill();
     assert_eq!(reader.line(), "disconnected");
     assert_eq!([leaves.line(), leaves.line()], ["disconnected"; 2]);
     assert!(leaves.end().success());
+    assert_eq!(views.line(), "waits");
     pair.nodes[1].restart();
     pair.await_peers(PeerState::Up);
+    assert_eq!(views.asked("read"), "read 5 5");
+    assert!(views.end().success());
     // The writer's own, while it does nothing: what it sends then it sends when the daemon is back.
     pair.nodes[0].kill();
     pair.nodes[0].restart();
