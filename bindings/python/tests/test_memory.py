@@ -95,6 +95,12 @@ class Memory(unittest.TestCase):
             self.assertEqual(bytes(client.receive(PATIENCE)), b"other")
             server.close()
 
+    def test_a_sink_that_can_hold_a_single_long_message_says_so(self) -> None:
+        for mib, told in ((48, "reliable source waits"), (64, "^$")):
+            session = takt.Session(rx_bytes=mib << 20)
+            self.addCleanup(session.close)
+            self.assertRegex(session.stream().sink(58).warning, told)
+
     def test_closing_ends_a_wait(self) -> None:
         waits = {
             "signal": "signal.signal(signal.SIGALRM, lambda *_: part.close()); signal.setitimer(signal.ITIMER_REAL, 0.05)",

@@ -133,10 +133,13 @@ impl Attachment {
             self.max_message.max(1).next_power_of_two(),
             self.map.rx_bytes,
         );
-        let beside = match large_share(region) / longest {
+        // A sink holds half of the region at most.
+        let beside = match (large_share(region) / longest).min(region / 2 / longest) {
             _ if longest <= SMALL_MESSAGE => return None,
             0 if longest > region => "a message of that length does not fit",
-            0 | 1 => "a second one that comes while one is held or being put together is dropped",
+            0 | 1 => {
+                "a second one that comes while one is held or being put together is dropped, or its reliable source waits"
+            }
             _ => return None,
         };
         let enough = (4 * longest) >> 10;
