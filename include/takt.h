@@ -508,6 +508,10 @@ int takt_publisher_open(takt_participant *participant, const char *topic,
 /* Closes a publisher. What was published is still sent, what it has kept is gone. NULL does nothing. */
 void takt_publisher_close(takt_publisher *publisher);
 
+/* Longest message in bytes, or an error: a little less than takt_source_max_message(), and with history by the topic's name
+ * less again. Beyond INT_MAX it is INT_MAX. */
+int takt_publisher_max_message(const takt_publisher *publisher);
+
 /* Publishes `length` bytes from anywhere. *token, if `token` is not NULL, names the message for takt_publish_outcome().
  * Waits for memory as takt_buffer_get() does. */
 int takt_publish(takt_publisher *publisher, const void *data, size_t length, int64_t timeout_ns,

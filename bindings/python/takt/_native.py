@@ -262,6 +262,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "topics": (c_int, [c_void_p, c_uint64, c_uint64, TOPIC_CALLBACK, c_void_p]),
     "publisher_open": (c_int, [c_void_p, c_char_p, POINTER(PublisherOptions), POINTER(c_void_p)]),
     "publisher_close": (None, [c_void_p]),
+    "publisher_max_message": (c_int, [c_void_p]),
     "publish": (c_int, [c_void_p, c_void_p, c_size_t, c_int64, POINTER(c_int64)]),
     "publish_outcome": (c_int, [c_void_p, c_int64]),
     "publisher_wait_subscriber": (c_int, [c_void_p, c_int64]),

@@ -198,6 +198,11 @@ class Publisher(_Part):
         return _wait(self, timeout, lambda handle, ns: lib.takt_publisher_wait_subscriber(handle, ns))
 
     @property
+    def max_message(self) -> int:
+        """Longest message in bytes: a little less than of a `Source`, and with `history` by the topic's name less again."""
+        return check(lib.takt_publisher_max_message(self._open()))
+
+    @property
     def lost(self) -> int:
         """Messages whose outcome the runtime did not tell before it went away."""
         count = ctypes.c_uint64()

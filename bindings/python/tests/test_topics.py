@@ -249,6 +249,13 @@ class Topics(unittest.TestCase):
             subscriber.take(PATIENCE)
         thread.join()
 
+    def test_the_longest_message_is_told_as_its_publisher_counts(self) -> None:
+        publisher = self.near.publisher("py/long")
+        most = publisher.max_message
+        with self.assertRaisesRegex(takt.TooLarge, f"{most + 1} .*{most}"):
+            publisher.publish(bytes(most + 1))
+        publisher.publish(bytes(most), PATIENCE)
+
     def test_what_is_wrong_is_told(self) -> None:
         for topic in ("", "/a", "a//b", "a/*"):
             with self.assertRaisesRegex(takt.InvalidArgument, "cannot use"):

@@ -202,6 +202,15 @@ unsafe fn told(sent: Token, token: *mut i64) -> Result<c_int, Error> {
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn takt_publisher_max_message(publisher: *const Publisher) -> c_int {
+    guard(|| {
+        // SAFETY: null or a publisher.
+        let max = unsafe { borrow(publisher, "publisher")? }.max_message();
+        Ok(c_int::try_from(max).unwrap_or(c_int::MAX))
+    })
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn takt_publish(
     publisher: *const Publisher,
     data: *const c_void,

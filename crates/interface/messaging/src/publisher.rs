@@ -223,7 +223,9 @@ impl Publisher {
     /// [`Error::Channel`] as [`Source::reserve`]; [`Error::TooLongToKeep`] with history.
     pub fn reserve(&self, len: usize, wait: Wait) -> Result<(), Error> {
         self.can_keep(len)?;
-        Ok(self.source.reserve(len.saturating_add(BYTES), wait)?)
+        self.source
+            .reserve(len.saturating_add(BYTES), wait)
+            .map_err(|error| self.refused(len, error))
     }
 
     /// Publishes a message of `len` bytes in the memory that was [put aside](Self::reserve), at `launch` if that is given, as
@@ -262,7 +264,10 @@ impl Publisher {
         emit: impl FnOnce(Buffer<'_>) -> Result<Token, takt::Error>,
     ) -> Result<Token, Error> {
         self.can_keep(most)?;
-        let buffer = self.source.buffer_wait(most.saturating_add(BYTES), wait)?;
+        let buffer = self
+            .source
+            .buffer_wait(most.saturating_add(BYTES), wait)
+            .map_err(|error| self.refused(most, error))?;
         self.written_in(buffer, fill, emit)
     }
 
@@ -296,6 +301,28 @@ impl Publisher {
         Ok(token)
     }
 
+    /// Longest message in bytes: less than of its source by what a message of a topic carries, and with history by the topic's
+    /// name, which late joiners get with it.
+    pub fn max_message(&self) -> usize {
+        let beside = match self.history {
+            Some(_) => kept_bytes(BYTES, &self.topic),
+            None => BYTES,
+        };
+        self.source.max_message().saturating_sub(beside)
+    }
+
+    /// Of a message of this length, as its publisher counts.
+    fn refused(&self, length: usize, error: takt::Error) -> Error {
+        let error = match error {
+            takt::Error::TooLarge { .. } => takt::Error::TooLarge {
+                length,
+                max: self.max_message(),
+            },
+            other => other,
+        };
+        error.into()
+    }
+
     /// Late joiners get a kept message with the name of its topic.
     #[inline]
     fn can_keep(&self, len: usize) -> Result<(), Error> {
@@ -309,7 +336,7 @@ impl Publisher {
             return Err(Error::TooLongToKeep {
                 topic: self.topic.clone(),
                 length: len,
-                max: max.saturating_sub(kept_bytes(BYTES, &self.topic)),
+                max: self.max_message(),
             });
         }
         Ok(())
@@ -438,10 +465,12 @@ mod tests {
         }
         let refused = publisher.fill(most + 1, PATIENCE, filled);
         let refused = refused.expect_err("longer than any message");
-        assert!(matches!(
-            refused,
-            Error::Channel(takt::Error::TooLarge { .. })
-        ));
+        let longest = publisher.max_message();
+        assert_eq!((plain.max_message(), longest), (most, most - 2));
+        let Error::Channel(takt::Error::TooLarge { length, max }) = refused else {
+            panic!("{refused}");
+        };
+        assert_eq!((length, max), (most + 1, longest));
 
         // The longest one comes.
         let fill = |memory: &mut [u8]| memory.fill(7);

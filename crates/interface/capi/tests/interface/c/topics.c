@@ -76,6 +76,9 @@ static void wrong(takt_participant *participant, takt_publisher *publisher) {
     CHECK(takt_publish(publisher, NULL, 1, TAKT_NOWAIT, NULL) == TAKT_E_INVALID_ARGUMENT);
     CHECK(takt_publish(publisher, "", 0, -2, NULL) == TAKT_E_INVALID_ARGUMENT);
     CHECK(takt_publish(publisher, "x", (size_t)1 << 62, TAKT_NOWAIT, NULL) == TAKT_E_TOO_LARGE);
+    CHECK(strstr(takt_last_error(), "4611686018427387904") != NULL);
+    CHECK(takt_publisher_max_message(publisher) > 0);
+    CHECK(takt_publisher_max_message(NULL) == TAKT_E_INVALID_ARGUMENT);
     CHECK(takt_publish(publisher, "x", SIZE_MAX, TAKT_NOWAIT, NULL) == TAKT_E_TOO_LARGE);
     CHECK(takt_publish_fill(publisher, 8, TAKT_NOWAIT, NULL, NULL, NULL) == TAKT_E_INVALID_ARGUMENT);
     CHECK(takt_publish_fill(publisher, 8, LONG_TIME, fill_too_much, NULL, NULL) == TAKT_E_INVALID_ARGUMENT);
