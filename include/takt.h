@@ -151,8 +151,9 @@ int takt_session_open(const takt_session_options *options, takt_session **sessio
 void takt_session_close(takt_session *session);
 
 /* Ends the session now, in order, with all its streams, sources and sinks: waits up to a second for what was emitted to
- * be sent. From then on their functions return TAKT_E_CLOSED, nothing more is received, and their handles are still to be
- * closed. Messages that are held, and counters of sinks, can be read as before: the memory is given back when the last
+ * be sent. From then on what opens, sends, receives or waits returns TAKT_E_CLOSED, nothing more is received, and their handles are
+ * still to be closed. Outcomes, counts, lengths and names can be asked for as before, takt_data_available() is 0, and what wakes,
+ * flushes or arms does nothing. Messages that are held, and counters of sinks, can be read as before: the memory is given back when the last
  * of these messages is released and the sinks are closed. */
 int takt_session_end(takt_session *session);
 
