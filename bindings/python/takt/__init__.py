@@ -125,6 +125,8 @@ class _Loan:
 
     # None yet, where a signal's handler has raised at once.
     native: _Lent = _native.Buffer()
+    # What views refer to; none yet.
+    _array: "Callable[[], Optional[ctypes.Array[ctypes.c_char]]]" = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -137,7 +139,6 @@ class _Loan:
         self.native = native
         self._give_back = give_back
         self._mapping = mapping
-        self._array: "Callable[[], Optional[ctypes.Array[ctypes.c_char]]]" = lambda: None
 
     @property
     def held(self) -> bool:
@@ -163,9 +164,12 @@ class _Loan:
 
     def end(self) -> None:
         """Gives the memory back. Memory that cannot be kept for views goes with the last of them."""
-        if not self.held or (self._mapping is None and self._array() is not None):
+        if not self.held:
             return
-        self.keep()
+        if self._array() is not None:
+            if self._mapping is None:
+                return
+            self.keep()
         code = self._give_back(self.handle, ctypes.byref(self.native))
         # In a forked child it is the parent's.
         if code != _native.FORKED:
