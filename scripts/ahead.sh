@@ -14,7 +14,10 @@ flock 9
 chrt --idle --pid 0 $BASHPID
 
 # What does not build is told by the stage that needs it.
-setsid make --no-print-directory ahead &
+# A group of its own, to be ended as a whole, and no session: sessions share processors by halves whatever their policy (autogroups).
+set -m
+make --no-print-directory ahead &
+set +m
 builds=$!
 trap 'kill -- -$builds 2>/dev/null || true' EXIT
 while kill -0 "$maker" 2>/dev/null && kill -0 "$builds" 2>/dev/null; do
