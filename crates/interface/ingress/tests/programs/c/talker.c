@@ -92,6 +92,8 @@ static size_t frame_of(uint8_t *frame, const char *what, struct in_addr to, uint
 	}
 	if (strcmp(what, "arp") == 0) {
 		memcpy(at, "\x08\x06\x00\x01\x08\x00\x06\x04\x00\x02", 10);
+		memcpy(at + 10, frame + 6, 6);
+		memcpy(at + 16, &source, 4);
 		return at + 2 + 28 - frame;
 	}
 	memcpy(at, "\x08\x00", 2);
