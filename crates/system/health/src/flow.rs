@@ -23,6 +23,8 @@ pub const TREND: usize = 16;
 /// A delay is unknown once as many packets, over so many windows, have come without one.
 const STALE_PACKETS: u32 = 16;
 const STALE_WINDOWS: i64 = 2;
+/// Synchronisation sources of a flow that are told apart.
+const SOURCES: usize = 16;
 /// As many RTP packets in a row make a flow RTP (RFC 3550, appendix A.1 has 2).
 const RTP_PROBATION: u8 = 3;
 
@@ -109,6 +111,14 @@ impl Jitter {
     }
 }
 
+/// A synchronisation source that does not send at present: several may share a flow (RFC 8843).
+#[derive(Clone, Debug)]
+struct Source {
+    state: RtpState,
+    sequence: Option<Sequence>,
+    jitter: Jitter,
+}
+
 /// What a table lets flows do.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
@@ -148,6 +158,10 @@ pub struct Flow {
     /// Beats that were missing before a number that went astray.
     missing_astray: u64,
     rtp: Option<RtpState>,
+    /// The other sources, the one that sent last at the end.
+    others: Vec<Source>,
+    /// The last packet is of another source than the one before.
+    other_source: bool,
     gap: Range,
     last_gap_ns: Option<i64>,
     delay: Range,
@@ -222,6 +236,8 @@ impl Flow {
             loss_run: 0,
             missing_astray: 0,
             rtp: None,
+            others: Vec::new(),
+            other_source: false,
             gap: Range::default(),
             last_gap_ns: None,
             delay: Range::default(),
@@ -372,7 +388,8 @@ impl Flow {
                 // Numbers of packets are numbers of beats only where each packet is a beat.
                 let by_number = match step {
                     Some(Step::Next { lost })
-                        if spec.is_none_or(|s| s.max_burst.unwrap_or(1) <= 1) =>
+                        if !self.other_source
+                            && spec.is_none_or(|s| s.max_burst.unwrap_or(1) <= 1) =>
                     {
                         Some(lost as i64 + 1)
                     }
@@ -492,12 +509,14 @@ impl Flow {
             .and_then(|spec| spec.rtp_clock)
             .or_else(|| Rtp::clock_rate(header.payload_type));
         let follows = |state: &RtpState| state.sequence.wrapping_add(1) == header.sequence;
+        self.other_source = self.rtp.is_some_and(|state| state.ssrc != header.ssrc);
+        if self.other_source {
+            self.change_source(header.ssrc);
+        }
         let state = match &mut self.rtp {
-            Some(state) if state.ssrc == header.ssrc => state,
+            Some(state) => state,
             known => {
-                // Another source, or none before: everything that goes by its numbers begins anew.
                 self.jitter = Jitter::default();
-                self.sequence = None;
                 known.insert(RtpState {
                     ssrc: header.ssrc,
                     timestamp: header.timestamp,
@@ -531,11 +550,40 @@ impl Flow {
         }
     }
 
+    /// Puts the source that has sent so far aside, and goes on with another one if that is known; else it has to begin anew.
+    fn change_source(&mut self, ssrc: u32) {
+        let next = self.others.iter().position(|of| of.state.ssrc == ssrc);
+        let next = next.map(|at| self.others.remove(at));
+        let mut sequence = None;
+        if next.is_none() && self.others.len() + 1 >= SOURCES {
+            sequence = self.others.remove(0).sequence.map(|old| old.of_another());
+        }
+        if let Some(state) = self.rtp.take() {
+            self.others.push(Source {
+                state,
+                sequence: self.sequence.take(),
+                jitter: std::mem::take(&mut self.jitter),
+            });
+        }
+        self.sequence = sequence;
+        if let Some(next) = next {
+            self.rtp = Some(next.state);
+            (self.sequence, self.jitter) = (next.sequence, next.jitter);
+        }
+    }
+
+    /// The sum of what was counted by the numbers of each source; `None` if there are none.
+    fn counted(&self, count: impl Fn(&Sequence) -> u64) -> Option<u64> {
+        let others = self.others.iter().flat_map(|of| &of.sequence);
+        let all = self.sequence.iter().chain(others);
+        all.map(count).reduce(u64::saturating_add)
+    }
+
     /// Takes a sender report about this flow.
     pub(crate) fn report_sent(&mut self, report: &SenderReport) {
-        if let Some(state) = &mut self.rtp
-            && state.ssrc == report.ssrc
-        {
+        let others = self.others.iter_mut().map(|of| &mut of.state);
+        let mut all = self.rtp.iter_mut().chain(others);
+        if let Some(state) = all.find(|state| state.ssrc == report.ssrc) {
             state.report = Some((report.timestamp, report.utc_ns));
         }
     }
@@ -543,6 +591,7 @@ impl Flow {
     /// What looked like RTP was not.
     pub(crate) fn forget_rtp(&mut self) {
         if self.rtp.take().is_some() {
+            self.others.clear();
             (self.jitter, self.sequence) = (Jitter::default(), None);
             (self.window.lost, self.last_window.lost, self.loss_run) = (0, 0, 0);
             self.last_delay_ns = None;
@@ -572,6 +621,7 @@ impl Flow {
             self.stamp = stamp;
             self.unrecognised = stamp == Stamp::Auto;
             (self.rtp, self.sequence, self.loss_run) = (None, None, 0);
+            self.others.clear();
             (self.window.lost, self.last_window.lost) = (0, 0);
             self.stamped = false;
             self.forget_delay(false);
@@ -582,7 +632,9 @@ impl Flow {
 
     /// Whether RTP was believed: enough packets in a row.
     pub fn is_rtp(&self) -> bool {
-        self.rtp.is_some_and(|state| state.in_row >= RTP_PROBATION)
+        let others = self.others.iter().map(|of| &of.state);
+        let mut all = self.rtp.iter().chain(others);
+        all.any(|state| state.in_row >= RTP_PROBATION)
     }
 
     /// Counts bursts. Whether this packet begins one.
@@ -764,8 +816,8 @@ impl Flow {
             Kpi::Missing => self
                 .due_ns
                 .map(|_| f64::from(self.window.missing) + f64::from(self.last_window.missing)),
-            Kpi::Duplicates => self.sequence.as_ref().map(|s| s.duplicates as f64),
-            Kpi::Reordered => self.sequence.as_ref().map(|s| s.reordered as f64),
+            Kpi::Duplicates => self.counted(|s| s.duplicates).map(|count| count as f64),
+            Kpi::Reordered => self.counted(|s| s.reordered).map(|count| count as f64),
             Kpi::Burst => Some(f64::from(self.burst)),
             Kpi::Rate => Some(self.last_window.bytes as f64 * 8e9 / window_ns.max(1) as f64),
             Kpi::Packets => Some(f64::from(self.last_window.packets)),
@@ -776,10 +828,15 @@ impl Flow {
 
     /// Everything there is to tell.
     pub fn report(&self, spec: Option<&Spec>) -> FlowReport {
-        let sequence = self
-            .sequence
-            .as_ref()
-            .filter(|_| !matches!(self.stamp, Stamp::Auto) || self.rtp.is_none() || self.is_rtp());
+        let is_numbered = !matches!(self.stamp, Stamp::Auto) || self.rtp.is_none() || self.is_rtp();
+        let counted = |count: fn(&Sequence) -> u64| self.counted(count).filter(|_| is_numbered);
+        let jitters = || {
+            let others = self.others.iter().map(|of| &of.jitter);
+            std::iter::once(&self.jitter).chain(others)
+        };
+        let (jitter_sum, jitter_count) = jitters().fold((0.0, 0), |(sum, count), of| {
+            (sum + of.sum, count + of.count)
+        });
         let believed = self.rtp.is_none() || self.is_rtp() || self.stamp == Stamp::Rtp;
         let spread = |range: &Range, histogram: Option<&Histogram>| {
             // Its steps are coarse: none is beyond what there was.
@@ -820,16 +877,18 @@ impl Flow {
             delay: spread(&self.delay, histograms.map(|h| &h.delay)),
             gap: spread(&self.gap, histograms.map(|h| &h.gap)),
             jitter_ns: (believed && self.jitter.count > 0).then_some(self.jitter.value),
-            max_jitter_ns: (believed && self.jitter.count > 0).then_some(self.jitter.max),
-            mean_jitter_ns: (believed && self.jitter.count > 0)
-                .then(|| self.jitter.sum / self.jitter.count as f64),
+            max_jitter_ns: (believed && jitter_count > 0)
+                .then(|| jitters().map(|of| of.max).fold(0.0, f64::max)),
+            mean_jitter_ns: (believed && jitter_count > 0)
+                .then(|| jitter_sum / jitter_count as f64),
             mean_deviation_ns: self.deviation.mean(),
             max_deviation_ns: (self.deviation.count > 0).then_some(self.deviation.max),
-            lost: sequence.map(|sequence| sequence.lost),
-            longest_loss: sequence.map(|_| self.loss_run),
-            duplicates: sequence.map(|sequence| sequence.duplicates),
-            reordered: sequence.map(|sequence| sequence.reordered),
-            restarts: sequence.map(|sequence| sequence.restarts),
+            lost: counted(|sequence| sequence.lost),
+            longest_loss: counted(|_| 0).map(|_| self.loss_run),
+            duplicates: counted(|sequence| sequence.duplicates),
+            reordered: counted(|sequence| sequence.reordered),
+            restarts: counted(|sequence| sequence.restarts.into())
+                .map(|count| u32::try_from(count).unwrap_or(u32::MAX)),
             missing: self.due_ns.map(|_| self.missing),
             bursts: self.bursts,
             longest_burst: self.longest_burst,

@@ -82,6 +82,17 @@ impl Sequence {
         }
     }
 
+    /// The numbers of another source, with what was counted so far.
+    pub fn of_another(self) -> Self {
+        Self {
+            lost: self.lost,
+            duplicates: self.duplicates,
+            reordered: self.reordered,
+            restarts: self.restarts,
+            ..Self::new(self.bits)
+        }
+    }
+
     fn mask(&self) -> u64 {
         u64::MAX >> (64 - u32::from(self.bits))
     }
