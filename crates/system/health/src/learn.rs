@@ -19,12 +19,14 @@ pub struct Proposal {
 /// The fewest bursts or packets that something is learned from.
 pub const FEWEST: u64 = 20;
 
-/// Proposes what a flow is to keep to; `None` if it has sent too little. `factor` (at least 1) is how far limits are
-/// from what was seen.
-pub fn propose(flow: &Flow, name: String, factor: f64) -> Option<Proposal> {
+/// Proposes what a flow is to keep to; `factor` (at least 1) is how far limits are from what was seen.
+///
+/// # Errors
+/// Why nothing can be learned of it, for people.
+pub fn propose(flow: &Flow, name: String, factor: f64) -> Result<Proposal, String> {
     let report = flow.report(None);
     if report.packets < FEWEST {
-        return None;
+        return Err(format!("{} packets, and it takes {FEWEST}", report.packets));
     }
     let factor = factor.max(1.0);
     let mut spec = Spec::new(name, Pattern::of(&flow.key));
@@ -36,22 +38,26 @@ pub fn propose(flow: &Flow, name: String, factor: f64) -> Option<Proposal> {
         ((nanos * factor / step).ceil() * step) as i64
     };
     let (beats, distance) = flow.beats();
-    if beats >= FEWEST
-        && let Some(mean) = distance.mean()
+    let mean = distance.mean().unwrap_or_default();
+    let apart = format!(
+        "{beats} beats {} to {} apart, {} in the mean",
+        time(distance.min as f64),
+        time(distance.max as f64),
+        time(mean)
+    );
+    // Twice the mean is a beat that was missing, and the mean is no period then.
+    let is_periodic = beats >= FEWEST
         && (distance.max - distance.min) as f64 <= mean
-    {
+        && distance.max as f64 <= mean * 1.75;
+    let no_period = format!("no period: {apart}; was one missing, or late?");
+    if is_periodic {
         let period = nice(mean);
         let spread = (distance.max as f64 - period)
             .abs()
             .max((period - distance.min as f64).abs());
         spec.period_ns = Some(period as i64);
         spec.tolerance_ns = Some(limit(spread.max(1000.0)));
-        because.push(format!(
-            "{beats} beats {} to {} apart, {} in the mean",
-            time(distance.min as f64),
-            time(distance.max as f64),
-            time(mean)
-        ));
+        because.push(apart);
     }
     if report.longest_burst > 1 {
         spec.max_burst = Some(report.longest_burst);
@@ -77,7 +83,13 @@ pub fn propose(flow: &Flow, name: String, factor: f64) -> Option<Proposal> {
     } else if !matches!(flow.stamp, Stamp::Auto | Stamp::None) {
         spec.stamp = flow.stamp;
     }
-    (!because.is_empty()).then_some(Proposal { spec, because })
+    if because.is_empty() {
+        return Err(format!("{no_period} It carries no send times or numbers"));
+    }
+    if !is_periodic && beats >= FEWEST {
+        because.push(no_period);
+    }
+    Ok(Proposal { spec, because })
 }
 
 /// The period that was probably meant: the roundest one, or a whole frequency, within 100 ppm of what was seen.

@@ -73,6 +73,8 @@ pub struct Packet<'a> {
     pub payload: &'a [u8],
     /// What is behind the IP packet: a trailer or padding.
     pub behind: &'a [u8],
+    /// A header contradicts itself; the flow is told by those before it.
+    pub malformed: bool,
 }
 
 /// Finds the flow of captured bytes.
@@ -119,6 +121,7 @@ pub fn read(link: LinkType, bytes: &[u8], identify: Identify) -> Result<Packet<'
             key: FlowKey::stream(destination, vlan, ether_type),
             payload: rest,
             behind: &[],
+            malformed: false,
         }),
     };
     match found {
@@ -127,6 +130,7 @@ pub fn read(link: LinkType, bytes: &[u8], identify: Identify) -> Result<Packet<'
             key: FlowKey::stream(destination, vlan, ether_type),
             payload: &[],
             behind: &[],
+            malformed: true,
         }),
         found => found,
     }
@@ -167,6 +171,7 @@ fn ipv4(bytes: &[u8], short: Unreadable) -> Result<Packet<'_>, Unreadable> {
         key: FlowKey::v4(header[9], address(12), address(16), ports),
         payload,
         behind,
+        malformed: !later_fragment && is_malformed(header[9], body),
     })
 }
 
@@ -211,7 +216,14 @@ fn ipv6(bytes: &[u8], short: Unreadable) -> Result<Packet<'_>, Unreadable> {
         key: FlowKey::v6(next, address(8), address(24), ports),
         payload,
         behind,
+        malformed: !later_fragment && is_malformed(next, body),
     })
+}
+
+/// Whether UDP says that it is shorter than its header; 0 is what segmentation offload and jumbograms have.
+#[inline]
+fn is_malformed(protocol: u8, body: &[u8]) -> bool {
+    protocol == 17 && body.len() >= 8 && (1..8).contains(&word(body, 4))
 }
 
 #[inline]
@@ -295,6 +307,12 @@ mod tests {
         frame[14] = 0x41;
         let packet = read(LinkType::Ethernet, &frame, Identify::Tuple).expect("a packet");
         assert_eq!(packet.key.ether_type(), Some(EtherType::IPV4));
+        assert!(packet.malformed);
+        let mut frame = udp();
+        frame[39] = 1;
+        let packet = read(LinkType::Ethernet, &frame, Identify::Tuple).expect("a packet");
+        assert_eq!(packet.key.ports(), Some((5000, 5004)));
+        assert!(packet.malformed);
     }
 
     proptest! {

@@ -5,7 +5,7 @@
 pub enum Unit {
     /// Nanoseconds.
     Time,
-    /// Of one; written in percent or as a fraction.
+    /// Of one; written in percent.
     Ratio,
     /// Bit per second.
     Rate,
@@ -50,7 +50,7 @@ impl Unit {
             (Self::Time, "") if value == 0.0 => 1.0,
             (Self::Time, _) => named(&TIMES)?,
             (Self::Ratio, "%") => 0.01,
-            (Self::Ratio, "") if value <= 1.0 => 1.0,
+            (Self::Ratio, "") if value == 0.0 => 1.0,
             (Self::Rate, _) => named(&RATES)?,
             (Self::Size, "B" | "") => 1.0,
             (Self::Count, "") if value.fract() == 0.0 => 1.0,
@@ -63,6 +63,16 @@ impl Unit {
 
     /// Writes a value with its unit, with three or four digits.
     pub fn write(self, value: f64) -> String {
+        self.write_with(value, digits)
+    }
+
+    /// Writes a value with its unit and all its digits.
+    pub fn write_exactly(self, value: f64) -> String {
+        // Of what is read, to less than a nanosecond or a millionth of a percent.
+        self.write_with(value, |value| format!("{}", (value * 1e9).round() / 1e9))
+    }
+
+    fn write_with(self, value: f64, digits: impl Fn(f64) -> String) -> String {
         let scaled = |units: &[(f64, &str)]| {
             let (size, name) = units
                 .iter()
@@ -124,6 +134,7 @@ mod tests {
             (Unit::Time, "1e3ms"),
             (Unit::Ratio, "101%"),
             (Unit::Ratio, "7"),
+            (Unit::Ratio, "0.1"),
             (Unit::Count, "1.5"),
             (Unit::Count, ""),
             (Unit::Rate, "1MB"),
@@ -142,5 +153,16 @@ mod tests {
         assert_eq!(Unit::Time.write(100_000.0), "100us");
         assert_eq!(Unit::Ratio.write(0.001), "0.1%");
         assert_eq!(Unit::Rate.write(12_345_678.0), "12.3Mbit");
+        for (unit, text) in [
+            (Unit::Time, "1.2345ms"),
+            (Unit::Time, "2.997s"),
+            (Unit::Time, "16.666667ms"),
+            (Unit::Ratio, "7%"),
+            (Unit::Ratio, "0.0125%"),
+            (Unit::Rate, "12.345678Mbit"),
+        ] {
+            let value = unit.read(text).expect(text);
+            assert_eq!(unit.write_exactly(value), text);
+        }
     }
 }

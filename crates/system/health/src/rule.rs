@@ -107,8 +107,17 @@ impl Kpi {
 
     /// A value as people write it.
     pub fn write(self, value: f64) -> String {
+        self.write_by(value, Unit::write)
+    }
+
+    /// A value with all its digits.
+    pub fn write_exactly(self, value: f64) -> String {
+        self.write_by(value, Unit::write_exactly)
+    }
+
+    fn write_by(self, value: f64, write: impl Fn(Unit, f64) -> String) -> String {
         match self.unit() {
-            Some(unit) => unit.write(value),
+            Some(unit) => write(unit, value),
             None => Level::ALL
                 .get(value as usize)
                 .copied()
@@ -229,7 +238,7 @@ impl fmt::Display for Expression {
                     "{} {} {}",
                     kpi.name(),
                     operator.name(),
-                    kpi.write(*value)
+                    kpi.write_exactly(*value)
                 )
             }
             Self::Not(inner) => write!(f, "not ({inner})"),

@@ -12,6 +12,9 @@ pub const MAX_ENTRIES: usize = 4096;
 /// The longest file, in bytes.
 pub const MAX_LENGTH: usize = 1 << 20;
 
+/// The longest time, nanoseconds: a day.
+const LONGEST_NS: f64 = 86_400e9;
+
 /// What the flows of a pattern are to keep to. What is `None` is not judged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
@@ -66,6 +69,32 @@ impl Spec {
         }
     }
 
+    /// What it says, with what stands where nothing is said.
+    pub fn explain(&self) -> String {
+        let time = |name: &str, value: Option<i64>| Some(format!("{name} {}", exact(value?)));
+        let share = |value: f64| Unit::Ratio.write_exactly(value);
+        let said = [
+            time("period", self.period_ns),
+            time("tolerance", self.tolerance_ns),
+            time("max-delay", self.max_delay_ns),
+            time("max-jitter", self.max_jitter_ns),
+            self.max_loss
+                .map(|loss| format!("max-loss {}", share(loss))),
+            self.max_burst.map(|burst| format!("max-burst {burst}")),
+            Some(match self.stamp {
+                Stamp::Ptp { offset } => format!("stamp ptp@{offset}"),
+                stamp => format!("stamp {}", stamp.name()),
+            }),
+            self.rtp_clock.map(|rate| format!("rtp-clock {rate}")),
+            (self.max_transit_ns != CLASS_A_TRANSIT_NS)
+                .then(|| format!("max-transit {}", exact(self.max_transit_ns))),
+            Some(format!("warn {}", share(self.warn))),
+            time("hold", Some(self.hold_ns)),
+        ];
+        let said: Vec<String> = said.into_iter().flatten().collect();
+        format!("{}: {}", self.pattern, said.join(", "))
+    }
+
     /// Writes it as [`Document::read`] reads it.
     pub fn to_toml(&self) -> String {
         let mut text = format!(
@@ -84,7 +113,7 @@ impl Spec {
         line("max-jitter", nanos(self.max_jitter_ns));
         line(
             "max-loss",
-            self.max_loss.map(|loss| format!("{}%", loss * 100.0)),
+            self.max_loss.map(|loss| Unit::Ratio.write_exactly(loss)),
         );
         line(
             "stamp",
@@ -102,7 +131,7 @@ impl Spec {
 }
 
 /// A time in the largest unit that keeps it whole.
-fn exact(nanos: i64) -> String {
+pub(crate) fn exact(nanos: i64) -> String {
     match nanos {
         0 => "0ns".into(),
         nanos if nanos % 1_000_000_000 == 0 => format!("{}s", nanos / 1_000_000_000),
@@ -225,9 +254,14 @@ impl Place {
     }
 
     fn time(&self, key: &'static str, text: &Option<String>) -> Result<Option<i64>, DocumentError> {
-        Ok(self
-            .quantity(key, Unit::Time, text.as_deref())?
-            .map(|nanos| nanos.round() as i64))
+        let Some(nanos) = self.quantity(key, Unit::Time, text.as_deref())? else {
+            return Ok(None);
+        };
+        if nanos > LONGEST_NS {
+            let value = text.as_deref().unwrap_or_default();
+            return Err(self.wrong(key, value, "write 0 to 1440min, a day"));
+        }
+        Ok(Some(nanos.round() as i64))
     }
 }
 
@@ -394,6 +428,8 @@ mod tests {
         for (text, expected) in [
             (flow("max-delay = \"10\""), "max-delay"),
             (flow("period = \"0ms\""), "1us to 1h"),
+            (flow("max-loss = \"0.1\""), "0.1%"),
+            (flow("max-delay = \"5000000min\""), "a day"),
             (flow("tolerance = \"1ms\""), "period"),
             (flow("max-burst = 0"), "at least 1"),
             (flow("stamp = \"ntp\""), "isochron"),
@@ -418,6 +454,11 @@ mod tests {
         spec.max_loss = Some(0.001);
         spec.max_burst = Some(4);
         spec.stamp = Stamp::Ptp { offset: 4 };
+        let told = spec.explain();
+        assert!(
+            told.contains("period 16666667ns, tolerance 1ms, max-delay 10ms, max-loss 0.1%, max-burst 4, stamp ptp@4, warn 80%, hold 1s"),
+            "{told}"
+        );
         let read = Document::read(&spec.to_toml()).expect("a document");
         assert_eq!(read.specs, [spec]);
     }

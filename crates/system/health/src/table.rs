@@ -72,7 +72,7 @@ pub struct Counters {
     pub bytes: u64,
     /// Packets that were cut short within a header.
     pub truncated: u64,
-    /// Packets with a malformed header.
+    /// Packets with a malformed header; those of Ethernet are of a flow all the same.
     pub malformed: u64,
     /// Packets of flows for which there was no room.
     pub no_room: u64,
@@ -250,6 +250,11 @@ impl Table {
         &self.document
     }
 
+    /// Whether anything is declared that flows are judged by.
+    pub fn judges(&self) -> bool {
+        !(self.document.specs.is_empty() && self.document.rules.is_empty())
+    }
+
     /// Rules over all flows, in the document's order.
     pub fn rules(&self) -> impl Iterator<Item = (&str, RuleCount)> {
         let names = self.document.rules.iter().map(|rule| rule.name.as_str());
@@ -306,6 +311,7 @@ impl Table {
             };
             *counter += 1;
         })?;
+        self.counters.malformed += u64::from(packet.malformed);
         let trailer = stamp::trailer(packet.behind);
         let mut seen = self.observe(packet.key, packet.payload, now_ns, size, trailer);
         if let Some(at) = seen.flow

@@ -215,6 +215,65 @@ fn what_looks_like_rtp_once_is_none() {
     );
 }
 
+/// Two sources in turn on one 5-tuple, as of BUNDLE (RFC 8843).
+#[test]
+fn each_source_of_an_rtp_flow_has_its_own_numbers_and_losses_add_up() {
+    let mut table =
+        table("[[flow]]\nname = \"bundle\"\nmatch = \"*\"\nmax-loss = \"1%\"\nstamp = \"rtp\"\n");
+    let of = |source: u8, sequence: u16| {
+        let mut payload = rtp(sequence, u32::from(sequence) * 160);
+        payload[11] = source;
+        udp([10, 0, 0, 1], [4000, 5004], &payload)
+    };
+    for number in 0..200_u16 {
+        let at = START + i64::from(number) * 20 * MS;
+        if number % 10 != 7 {
+            take(&mut table, at, &of(1, number));
+        }
+        take(&mut table, at + MS, &of(2, 5000 + number));
+        if number == 100 {
+            take(&mut table, at + MS, &of(2, 5000 + number));
+        }
+    }
+    let report = only(&table).report(None);
+    assert_eq!((report.lost, report.duplicates), (Some(20), Some(1)));
+    assert_eq!(report.jitter_ns, Some(0.0));
+    assert_eq!(report.worst_level, Level::Red);
+    // Beyond as many as are told apart, what was counted stays.
+    for source in 10..40 {
+        for number in 0..4_u16 {
+            take(&mut table, START + 5000 * MS, &of(source, number));
+        }
+    }
+    let report = only(&table).report(None);
+    assert_eq!((report.lost, report.duplicates), (Some(20), Some(1)));
+}
+
+#[test]
+fn why_nothing_is_learned_of_a_flow_is_told() {
+    let mut table = table("");
+    let packet = udp([10, 0, 0, 1], [4000, 5004], b"hello");
+    let learned = |table: &Table| takt_health::learn::propose(only(table), "a".into(), 1.5);
+    take(&mut table, START, &packet);
+    let why = learned(&table).expect_err("too few");
+    assert_eq!(why, "1 packets, and it takes 20");
+    for number in (1..600).filter(|number| *number != 300) {
+        take(&mut table, START + number * 10 * MS, &packet);
+    }
+    let why = learned(&table).expect_err("no period");
+    assert!(why.contains("599 beats 10ms to 20ms apart"), "{why}");
+}
+
+#[test]
+fn malformed_headers_are_counted_also_where_the_flow_can_be_told() {
+    let mut table = table("");
+    let mut packet = udp([10, 0, 0, 1], [4000, 5004], b"hello");
+    packet[25] = 1;
+    take(&mut table, START, &packet);
+    assert_eq!(table.counters().malformed, 1);
+    assert_eq!(only(&table).key.ports(), Some((4000, 5004)));
+}
+
 /// A datagram of lane 5 with a message of source 3 on each of these channels.
 fn channels(numbers: &[u64], sequence: u32, class: TrafficClass) -> Vec<u8> {
     let mut bytes = vec![0; 256];

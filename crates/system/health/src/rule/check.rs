@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{Action, Expression, Kpi, Rule};
-use crate::spec::Document;
+use crate::spec::{Document, exact};
 
 /// More combinations than these are not tried.
 const MAX_COMBINATIONS: usize = 100_000;
@@ -245,14 +245,14 @@ impl Rule {
         };
         text.push_str(&format!(": begins when {}", self.when));
         if self.lasts_ns > 0 {
-            text.push_str(&format!(" for {}", Kpi::Gap.write(self.lasts_ns as f64)));
+            text.push_str(&format!(" for {}", exact(self.lasts_ns)));
         }
         match &self.until {
             Some(until) => text.push_str(&format!("; ends when {until}")),
             None => text.push_str("; ends when that no longer holds"),
         }
         if self.hold_ns > 0 {
-            text.push_str(&format!(" for {}", Kpi::Gap.write(self.hold_ns as f64)));
+            text.push_str(&format!(" for {}", exact(self.hold_ns)));
         }
         let actions: Vec<&str> = self
             .actions

@@ -86,9 +86,13 @@ fn factor(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Flows of which it is said why nothing was learned.
+const REASONS: usize = 10;
+
 #[derive(Serialize)]
 struct Checked {
     flows: usize,
+    specs: Vec<String>,
     rules: Vec<String>,
     findings: Vec<Finding>,
 }
@@ -166,19 +170,22 @@ impl Check {
             .iter()
             .map(|rule| format!("rule {}: {}", rule.name, rule.explain()))
             .collect();
+        let specs: Vec<String> = document
+            .specs
+            .iter()
+            .map(|spec| format!("flow {}: {}", spec.name, spec.explain()))
+            .collect();
         if self.form.json {
             print_json(&Checked {
-                flows: document.specs.len(),
+                flows: specs.len(),
+                specs,
                 rules,
                 findings,
             })?;
         } else {
             let mut text = String::new();
-            for spec in &document.specs {
-                text.push_str(&format!("flow {}: {}\n", spec.name, spec.pattern));
-            }
-            for rule in rules {
-                text.push_str(&(crate::output::wrap(&rule, 80).join("\n  ") + "\n"));
+            for line in specs.iter().chain(&rules) {
+                text.push_str(&(crate::output::wrap(line, 80).join("\n  ") + "\n"));
             }
             for finding in findings {
                 text.push_str(&format!("{finding}\n"));
@@ -198,6 +205,12 @@ impl Check {
 
 impl Learn {
     fn run(&self) -> Result<(), Failure> {
+        if self.output != Path::new("-") && self.output.is_file() {
+            return Err(Failure::Other(format!(
+                "{} is there, and may have been changed by hand: remove it first, or name another file",
+                self.output.display()
+            )));
+        }
         let mut engine = Engine::new(&self.source, &self.observe, Document::default())?;
         let stop = super::stop_on_signals()?;
         let begin = Instant::now();
@@ -211,6 +224,7 @@ impl Learn {
         }
         let mut text = String::new();
         let mut names = 0;
+        let mut reasons = Vec::new();
         for at in engine.order() {
             let flow = engine.flow(at);
             let carrier = matches!(flow.stamp, takt_health::stamp::Stamp::Takt)
@@ -219,22 +233,29 @@ impl Learn {
                 // Its channels are learned.
                 continue;
             }
-            if let Some(proposal) = learn::propose(flow, format!("flow-{}", names + 1), self.factor)
-            {
-                names += 1;
-                text.push_str(&format!(
-                    "# {}\n# seen: {}\n",
-                    flow.key,
-                    proposal.because.join("; ")
-                ));
-                text.push_str(&(proposal.spec.to_toml() + "\n"));
+            match learn::propose(flow, format!("flow-{}", names + 1), self.factor) {
+                Ok(proposal) => {
+                    names += 1;
+                    text.push_str(&format!(
+                        "# {}\n# seen: {}\n",
+                        flow.key,
+                        proposal.because.join("; ")
+                    ));
+                    text.push_str(&(proposal.spec.to_toml() + "\n"));
+                }
+                Err(why) => reasons.push(format!("{}: {why}", flow.key)),
             }
         }
         if names == 0 {
+            let shown = reasons.len().min(REASONS);
+            let more = match reasons.len() - shown {
+                0 => String::new(),
+                more => format!("\n{more} more flows"),
+            };
             return Err(Failure::Other(format!(
-                "{}: no flow has {} packets or more: learn from a longer stretch",
+                "{}: nothing to learn from; take a longer or a better stretch\n{}{more}",
                 engine.name(),
-                learn::FEWEST
+                reasons[..shown].join("\n")
             )));
         }
         write_text(&self.output, &text)
