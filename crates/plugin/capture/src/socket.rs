@@ -405,6 +405,29 @@ impl PacketSocket {
         })
     }
 
+    /// Whether its interface is still there. One that is down is.
+    pub fn is_there(&self) -> bool {
+        let mut address = libc::sockaddr_ll {
+            sll_family: 0,
+            sll_protocol: 0,
+            sll_ifindex: 0,
+            sll_hatype: 0,
+            sll_pkttype: 0,
+            sll_halen: 0,
+            sll_addr: [0; 8],
+        };
+        let mut length = size_of_val(&address) as libc::socklen_t;
+        // SAFETY: both are there for the call, and the length is that of the address.
+        let told = unsafe {
+            libc::getsockname(
+                self.socket.as_raw_fd(),
+                (&raw mut address).cast(),
+                &raw mut length,
+            )
+        };
+        told == 0 && address.sll_ifindex > 0
+    }
+
     /// Waits for packets for at most `timeout_ms`, and hands out those of the blocks that are full or timed out: of
     /// one round through the ring at most. Returns how many there were.
     ///
@@ -496,7 +519,11 @@ impl PacketSocket {
         match rustix::event::poll(&mut sources, Some(&timeout)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => Ok(false),
             Ok(_) if sources[0].revents().contains(PollFlags::ERR) => {
-                Err(io::Error::from_raw_os_error(libc::ENETDOWN))
+                // Told once: the kernel forgets it with this.
+                match rustix::net::sockopt::socket_error(&self.socket)? {
+                    Ok(()) => Ok(false),
+                    Err(error) => Err(error.into()),
+                }
             }
             Ok(_) => Ok(true),
             Err(error) => Err(error.into()),

@@ -166,6 +166,7 @@ impl Monitor {
         engine.remap(self.remap.as_deref(), &self.source)?;
         engine.keep_events(!self.events);
         let stop = stop_on_signals()?;
+        let mut ended = None;
         if self.source.is_live() {
             let name = self.source.name();
             let metrics = self.openmetrics.map(metrics::serve).transpose()?;
@@ -222,8 +223,11 @@ impl Monitor {
                 }
             };
             drop(screen);
-            result?;
-            engine.take_the_rest()?;
+            // What was seen until then is told all the same.
+            if let Err(failure) = result.and_then(|()| engine.take_the_rest()) {
+                engine.ends(&failure);
+                ended = Some(failure);
+            }
         } else {
             let mut progress = Progress::new(self.source.length());
             while !stop.load(Ordering::Relaxed) && engine.step()? {
@@ -238,7 +242,8 @@ impl Monitor {
         if self.events {
             print_events(&mut engine)?;
         }
-        self.tell(&engine)
+        let told = self.tell(&engine);
+        ended.map_or(told, Err)
     }
 
     /// Prints what was seen, and writes the page.

@@ -410,6 +410,52 @@ fn the_table_fits_80_columns_and_csv_has_a_line_for_each_flow() {
     );
 }
 
+const SILENCE: &str = r#"
+[[flow]]
+name = "control"
+match = "udp * > *:300"
+period = "10ms"
+
+[[rule]]
+name = "gone"
+flow = "udp * > *:300"
+when = "silence > 50ms"
+hold = "0ms"
+do = ["event"]
+"#;
+
+/// A flow pauses for 5 s, in which another one sends or none, and then ends before the other.
+#[test]
+fn silence_is_judged_by_the_times_of_a_capture() {
+    let directory = Directory::new();
+    std::fs::write(directory.join("rules.toml"), SILENCE).expect("written");
+    for pause_has_packets in [true, false] {
+        let sent = (0..100).chain(600..700);
+        let sent = sent.map(|at| (at * 10_000_000, udp([200, 300], &[1; 50])));
+        let others = (0..900).filter(|at| pause_has_packets || !(100..600).contains(at));
+        let others = others.map(|at| (at * 10_000_000 + 1, udp([200, 301], &[1; 50])));
+        let mut packets: Vec<_> = sent.chain(others).collect();
+        packets.sort_by_key(|(at, _)| *at);
+        let path = capture(&directory, "silent.pcapng", &packets);
+        let rules = directory.text("rules.toml");
+        let account = account(&["monitor", "-r", &path, "--rules", &rules, "--json"]);
+        let events = account["events"].as_array().expect("events");
+        let begun: Vec<i64> = events
+            .iter()
+            .filter(|event| event["event"] == "rule" && event["begins"] == true)
+            .map(|event| event["at_ns"].as_i64().expect("a time") - 37_000_000_000)
+            .collect();
+        assert_eq!(begun.len(), 2, "{events:?}");
+        for (begun, last) in begun.iter().zip([990_000_000, 6_990_000_000]) {
+            assert!(
+                (50_000_000..=150_000_000).contains(&(begun - last)),
+                "{events:?}"
+            );
+        }
+        assert_eq!(account["levels"]["red"], 1, "{account}");
+    }
+}
+
 #[test]
 fn what_is_no_capture_or_ends_early_is_told() {
     let directory = Directory::new();
@@ -446,6 +492,12 @@ fn what_was_learned_holds_for_the_stretch_that_it_was_learned_from() {
     let learned = directory.text("learned.toml");
     let ran = run(&["health", "learn", "-r", &path, "--output", &learned]);
     assert!(ran.code == Some(0), "{}", ran.err);
+    let again = run(&["health", "learn", "-r", &path, "--output", &learned]);
+    assert!(
+        again.code != Some(0) && again.err.contains("is there"),
+        "{}",
+        again.err
+    );
     let text = std::fs::read_to_string(&learned).expect("the proposal");
     assert!(
         text.contains("period = \"16666667ns\"") && text.contains("# seen: 60 beats"),
@@ -470,6 +522,15 @@ fn rules_are_explained_and_contradictions_are_errors() {
     let ran = check(RULES);
     assert!(
         ran.code == Some(0) && ran.out.contains("begins when delay > 5ms"),
+        "{}",
+        ran.out
+    );
+    let ran = check(
+        "[[flow]]\nname = \"x\"\nmatch = \"*\"\nmax-delay = \"1.2345ms\"\nmax-loss = \"0.1%\"\n",
+    );
+    assert!(
+        ran.out
+            .contains("flow x: *: max-delay 1234500ns, max-loss 0.1%"),
         "{}",
         ran.out
     );
@@ -592,6 +653,59 @@ fn what_the_ring_had_no_room_for_is_no_loss_of_the_network() {
     assert_eq!(
         account["events"].as_array().map(Vec::len),
         Some(0),
+        "{account}"
+    );
+}
+
+#[test]
+fn an_interface_that_was_down_is_watched_on_and_what_was_seen_of_one_that_goes_is_told() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: network namespaces need root");
+        return;
+    }
+    let lab = Lab::scratch(&LabConfig::default()).expect("a lab");
+    let [near, far] = [lab.host(0), lab.host(1)];
+    let child = near
+        .command(env!("CARGO_BIN_EXE_takt"))
+        .expect("a command")
+        .args(["monitor", "-i", "eth0", "--ring", "1", "--json"])
+        .args(["--openmetrics", "127.0.0.1:9464", "--interval", "100ms"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("takt starts");
+    let monitor = Running(child);
+    let inside = far.enter().expect("the host");
+    let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+    drop(inside);
+    let ip = |arguments: &[&str]| {
+        let ran = near
+            .command("ip")
+            .expect("a command")
+            .args(arguments)
+            .status();
+        assert!(ran.expect("ip runs").success(), "{arguments:?}");
+    };
+    let taken = |more: u64| {
+        let before = metric(near, "takt_health_packets_total");
+        until_true("packets are taken", || {
+            let _ = socket.send_to(&[1; 100], (near.address(), 5004));
+            metric(near, "takt_health_packets_total") >= before + more
+        });
+    };
+    taken(20);
+    ip(&["link", "set", "eth0", "down"]);
+    ip(&["link", "set", "eth0", "up"]);
+    taken(20);
+    ip(&["link", "delete", "eth0"]);
+    let ended = monitor.end();
+    assert!(
+        ended.code != Some(0) && ended.err.contains("it was removed"),
+        "{ended:?}"
+    );
+    let account: Value = serde_json::from_str(&ended.out).expect("JSON");
+    assert!(
+        account["packets"]["packets"].as_u64() >= Some(40),
         "{account}"
     );
 }

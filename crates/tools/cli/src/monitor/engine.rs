@@ -338,6 +338,11 @@ impl Engine {
         }
     }
 
+    /// The source has ended early.
+    pub fn ends(&mut self, why: &Failure) {
+        self.parts[0].trouble = Some(why.to_string());
+    }
+
     /// Ends what is being written, and says what went wrong meanwhile.
     pub fn finish(&mut self) -> Result<(), Failure> {
         self.trouble = self.parts.iter().find_map(|part| part.trouble.clone());

@@ -32,12 +32,19 @@ pub const WAIT: Duration = Duration::from_millis(50);
 const STRIDE: usize = 4096;
 /// Flows that are looked at after each stride.
 const SWEEP: usize = 8192;
+/// Time of a file between two looks at flows, nanoseconds: as of a live source.
+const PASS_NS: i64 = WAIT.as_nanos() as i64;
+/// In a long pause looks are as much of it apart.
+const PASS_SHARE: i64 = 1000;
 /// No packet comes from further in the future than this.
 const AHEAD_NS: i64 = 1_000_000_000;
 /// For how long copies may come that were made before TAI less UTC was another.
 const CHANGING_NS: i64 = 5_000_000_000;
 /// Curves that are kept.
 const CURVES: usize = 32;
+
+/// `ENETDOWN`.
+const ENETDOWN: i32 = rustix::io::Errno::NETDOWN.raw_os_error();
 
 /// Where rules send what they are to send; threads share it.
 #[derive(Default)]
@@ -150,6 +157,10 @@ pub struct Part {
     dropped: Option<u64>,
     backlog_ns: Option<i64>,
     by_device: u64,
+    /// When flows of a file were looked at last, by its time.
+    passed_ns: i64,
+    /// The interface is down.
+    down: bool,
     pub unknown_link: Option<i32>,
 }
 
@@ -168,6 +179,8 @@ impl Part {
             trouble: None,
             backlog_ns: None,
             by_device: 0,
+            passed_ns: i64::MIN,
+            down: false,
             unknown_link: None,
         }
     }
@@ -223,18 +236,50 @@ impl Part {
     pub fn read(&mut self, reader: &mut Reader, packet: &mut Vec<u8>, outlets: &Outlets) -> bool {
         for _ in 0..STRIDE {
             match reader.next(packet) {
-                Ok(Some(meta)) => self.take(&meta, packet, outlets),
-                Ok(None) => return false,
+                Ok(Some(meta)) => {
+                    self.pass(self.tai(&meta), outlets);
+                    self.take(&meta, packet, outlets);
+                }
+                Ok(None) => {
+                    self.end(outlets);
+                    return false;
+                }
                 Err(error) => {
                     self.trouble = Some(format!("{}: {error}", self.name));
+                    self.end(outlets);
                     return false;
                 }
             }
         }
-        if let Some(now) = self.table.latest_ns() {
-            self.look(now, outlets);
-        }
         true
+    }
+
+    /// Looks after the flows of a file as time passes there until its next packet.
+    fn pass(&mut self, to_ns: i64, outlets: &Outlets) {
+        let Some(from_ns) = self.table.latest_ns() else {
+            self.passed_ns = to_ns;
+            return;
+        };
+        if !self.table.judges() {
+            return;
+        }
+        loop {
+            let step = (self.passed_ns.saturating_sub(from_ns) / PASS_SHARE).max(PASS_NS);
+            let next = self.passed_ns.saturating_add(step);
+            if next >= to_ns {
+                return;
+            }
+            self.passed_ns = next;
+            self.look(next, outlets);
+        }
+    }
+
+    /// Looks at all flows as of the last packet of a file.
+    fn end(&mut self, outlets: &Outlets) {
+        if let Some(now_ns) = self.table.latest_ns() {
+            self.table.sweep(now_ns, usize::MAX);
+            self.act(outlets);
+        }
     }
 
     /// Takes what comes to a socket, waiting for some.
@@ -243,22 +288,30 @@ impl Part {
             socket.set_ahead(self.config.tai_offset_ns);
         }
         let mut last = None;
-        socket
-            .take(WAIT.as_millis() as u32, |meta, bytes, losing| {
-                last = Some(meta.utc_ns);
-                // What had no room here was not lost on its way.
-                if losing {
-                    self.table.note_unseen(self.tai(meta));
+        let taken = socket.take(WAIT.as_millis() as u32, |meta, bytes, losing| {
+            last = Some(meta.utc_ns);
+            // What had no room here was not lost on its way.
+            if losing {
+                self.table.note_unseen(self.tai(meta));
+            }
+            self.take(meta, bytes, outlets);
+        });
+        match taken {
+            Ok(taken) => self.down &= taken == 0,
+            // It is told once when the interface goes down, and may come up again.
+            Err(error) if error.raw_os_error() == Some(ENETDOWN) => {
+                if !std::mem::replace(&mut self.down, true) && socket.is_there() {
+                    eprintln!("takt: warning: {} is down", self.name);
                 }
-                self.take(meta, bytes, outlets);
-            })
-            .map_err(|error| match error.raw_os_error() {
-                Some(_) => Failure::Other(format!(
-                    "cannot capture on {}: {error}; was it taken down or removed?",
-                    self.name
-                )),
-                None => Failure::io("capture")(error),
-            })?;
+            }
+            Err(error) => return Err(Failure::io("capture")(error)),
+        }
+        if self.down && !socket.is_there() {
+            return Err(Failure::Other(format!(
+                "cannot capture on {} any more: it was removed",
+                self.name
+            )));
+        }
         self.by_device = socket.by_device();
         if let Ok(statistics) = socket.statistics()
             && statistics.drops > 0
