@@ -20,7 +20,7 @@ use crate::beat::{Beat, Key};
 use crate::error::{Error, TO_LOAD};
 use crate::flow::Service;
 use crate::look;
-use crate::maps::{About, Counters, LAYOUT, Reach, Waiting};
+use crate::maps::{About, Counters, LAYOUT, NO_WAY, Reach, SILENT, Waiting};
 use crate::program::Program;
 
 /// Beats that are read in one tick.
@@ -387,7 +387,7 @@ impl Balancer {
                     false => Event::Alive(number),
                 });
             }
-            deaths.push(dead || watched.reach.is_err());
+            deaths.push(dead);
         }
         self.advise(now);
         // After the wishes: a bundle of a dead neighbour finds where else to go.
@@ -398,8 +398,8 @@ impl Balancer {
             // What cannot be reached any more keeps its last way, and gets nothing.
             if let Ok(reach) = reach {
                 target.set(Some(reach), dead);
-            } else if target.gets_packets() {
-                target.mark(true);
+            } else {
+                target.mark(NO_WAY | if dead { SILENT } else { 0 });
             }
         }
         Ok(events)

@@ -41,6 +41,10 @@ pub struct NeighbourStatus {
     pub bundles: usize,
     /// It is reachable and its beats come.
     pub alive: bool,
+    /// Its beats come, or none are waited for.
+    pub beats: bool,
+    /// There is a way to it, and it answers there (ARP).
+    pub reachable: bool,
 }
 
 /// What is going on at an interface.
@@ -190,6 +194,8 @@ pub(crate) fn status(maps: &Maps) -> Result<Status, Error> {
         NeighbourStatus {
             bundles: at[at_target as usize],
             alive: target.gets_packets(),
+            beats: target.beats(),
+            reachable: target.is_reachable(),
         }
     });
     Ok(Status {

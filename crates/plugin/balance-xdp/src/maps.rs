@@ -128,6 +128,11 @@ impl Done {
     }
 }
 
+/// Why a target is dead: its beats do not come.
+pub(crate) const SILENT: u32 = 1;
+/// Why a target is dead: there is no way to it.
+pub(crate) const NO_WAY: u32 = 2;
+
 impl Target {
     /// Writes how it is reached. It is not there while that changes: the first word goes first and comes last.
     pub(crate) fn set(&self, reach: Option<Reach>, dead: bool) {
@@ -191,10 +196,10 @@ impl Target {
         self.0[0].store(words[0], Ordering::SeqCst);
     }
 
-    /// Whether it is dead, and the way that it had.
-    pub(crate) fn mark(&self, dead: bool) {
+    /// Why it is dead ([`SILENT`], [`NO_WAY`]; 0: it is not), and the way that it had.
+    pub(crate) fn mark(&self, dead: u32) {
         let mut bytes = self.0[0].load(Ordering::Relaxed).to_ne_bytes();
-        bytes[4..].copy_from_slice(&u32::from(dead).to_ne_bytes());
+        bytes[4..].copy_from_slice(&dead.to_ne_bytes());
         self.0[0].store(u64::from_ne_bytes(bytes), Ordering::SeqCst);
     }
 
@@ -203,6 +208,24 @@ impl Target {
         let bytes = self.0[0].load(Ordering::Relaxed).to_ne_bytes();
         let (there, dead) = bytes.split_at(4);
         there != [0; 4] && dead == [0; 4]
+    }
+
+    /// Why it is dead.
+    fn dead(&self) -> u32 {
+        (self.0[0].load(Ordering::Relaxed).to_ne_bytes())[4..]
+            .first_chunk()
+            .map_or(0, |word| u32::from_ne_bytes(*word))
+    }
+
+    /// Whether its beats come, or none are waited for.
+    pub(crate) fn beats(&self) -> bool {
+        self.dead() & SILENT == 0
+    }
+
+    /// Whether there is a way to it.
+    pub(crate) fn is_reachable(&self) -> bool {
+        let kind = &self.0[0].load(Ordering::Relaxed).to_ne_bytes()[..4];
+        kind != [0; 4] && self.dead() & NO_WAY == 0
     }
 
     /// The processor, or the interface.

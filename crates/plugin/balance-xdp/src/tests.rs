@@ -489,7 +489,7 @@ fn keeps_the_order(steps: &[Step]) -> Result<(), TestCaseError> {
             }
             Step::Dead { neighbour, dead } => {
                 let target = &program.maps.targets[(CORES + neighbour) as usize];
-                target.mark(dead);
+                target.mark(dead.into());
             }
             Step::Wait { time } => now += time,
         }

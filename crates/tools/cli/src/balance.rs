@@ -26,7 +26,7 @@ dead, with their next flowlet, so no flow is reordered. Nothing has to be change
 Examples:
   takt balance run -i eth0 --service udp:10.0.0.1:5004
   takt balance run -i eth0 --service udp:10.0.0.1:5004 --neighbour 10.0.0.3 --rules camera.toml
-  takt balance beat 10.0.0.1                    on the neighbour: it lives, and this is its load
+  takt balance beat 10.0.0.2                    on the neighbour: it lives, and this is its load
   takt balance status -i eth0
   takt balance assign -i eth0 17 core:1";
 
@@ -52,11 +52,15 @@ enum Action {
 
 const BEAT_HELP: &str = "\
 A neighbour gets flows only while its beats come. Send them as often as a quarter of the --silence of those that
-balance, at least.
+balance, at least. Beats go to an address of the balancer that is its own alone: the service's is this host's as
+well, so that beats to it come back here. It is refused; loopback addresses are not.
+
+A host with the service's address on `lo` still answers ARP for it on its other interfaces, and takes it from the balancer, unless
+  sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2
 
 Examples:
-  takt balance beat 10.0.0.1
-  takt balance beat 10.0.0.1 10.0.0.2 --of eth0 --key /etc/takt/balance.key";
+  takt balance beat 10.0.0.2
+  takt balance beat 10.0.0.2 10.0.0.4 --of eth0 --key /etc/takt/balance.key";
 
 /// Tells those that balance that this host lives, and how loaded it is
 #[derive(Debug, Args)]
@@ -87,7 +91,14 @@ impl SendBeats {
         let key = self.key.as_deref().map(Key::read).transpose()?;
         let mut to = Vec::new();
         for text in &self.to {
-            to.push(address(text)?);
+            let address = address(text)?;
+            if is_own(&address) {
+                return Err(Failure::Other(format!(
+                    "{text} is an address of this host, as the service's is of all that provide it: beats to it would come back here; \
+                     name an address that the balancer alone has, a second one if need be (`ip address add … dev …` there)"
+                )));
+            }
+            to.push(address);
         }
         let sockets = to.iter().map(|to| {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -177,6 +188,16 @@ impl<'a> Load<'a> {
     }
 }
 
+/// Whether an address is one of this host's, other than a loopback one: the kernel sends there from the address itself.
+fn is_own(to: &SocketAddr) -> bool {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).and_then(|socket| {
+        socket.connect(to)?;
+        socket.local_addr()
+    });
+    !to.ip().is_loopback() && socket.is_ok_and(|from| from.ip() == to.ip())
+}
+
 /// An address with the usual port, or another.
 fn address(text: &str) -> Result<SocketAddr, Failure> {
     let found = match text.parse() {
@@ -260,6 +281,8 @@ struct NeighbourLine {
     neighbour: usize,
     bundles: usize,
     alive: bool,
+    beats: bool,
+    reachable: bool,
 }
 
 fn counted(counters: &Counters) -> serde_json::Map<String, serde_json::Value> {
@@ -283,6 +306,8 @@ fn told(interface: &str, status: look::Status) -> Told {
         neighbour: number,
         bundles: neighbour.bundles,
         alive: neighbour.alive,
+        beats: neighbour.beats,
+        reachable: neighbour.reachable,
     });
     Told {
         interface: interface.to_owned(),
@@ -314,7 +339,12 @@ fn show(told: &Told) -> String {
         ]
     });
     let neighbours = told.neighbours.iter().map(|neighbour| {
-        let state = if neighbour.alive { "" } else { " (not there)" };
+        let state = match (neighbour.beats, neighbour.reachable) {
+            (true, true) => "",
+            (false, true) => " (no beats)",
+            (true, false) => " (no way to it)",
+            (false, false) => " (no beats, no way to it)",
+        };
         let dash = String::from("-");
         vec![
             format!("neighbour:{}{state}", neighbour.neighbour),

@@ -736,6 +736,8 @@ fn whoever_asks_for_what_there_is_not_is_told_and_what_is_killed_leaves_nothing(
         "nothing balances flows at eth0",
     );
     refused(&run(&["-i", "eth7"]), "no interface \"eth7\"");
+    let own = site.balancer().address().to_string();
+    refused(&["balance", "beat", &own], "is an address of this host");
     refused(
         &run(&["-i", "eth0", "--cores", "0,0"]),
         "processor 0 is named twice",

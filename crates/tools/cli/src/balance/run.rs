@@ -45,11 +45,15 @@ packet, so that none is overtaken. --delta must be longer than paths to neighbou
 A flow with a max-delay leaves before so many packets wait that it would be late. Watched is what processors of this host
 get, where it leaves their queues.
 
-A neighbour has the service's address, too (on an interface without ARP for it), and answers clients itself. Frames reach it by its hardware
+A neighbour has the service's address, too (on `lo`, with net.ipv4.conf.all.arp_ignore=1, else it answers ARP for it), and answers clients itself.
+This host needs net.ipv4.conf.all.arp_announce=2 and another address of that subnet, in front of the service's: a neighbour answers no ARP request that
+comes from an address of its own, and beats go to that one. Frames reach it by its hardware
 address, or in VXLAN: then mac= is that of its VXLAN device. It lives as long as its beats come (`takt balance beat`).
 
 A TSN stream (stream:…) is told by the destination and the VLAN of its frames, which carry no IP; frames that keep a link and its clock (ARP,
 LLDP, PTP, MRP, 802.1X, LACP) are never taken. Neighbours get streams by VXLAN alone, as they are: vni= and mac= are needed.
+
+What comes by a veth without a checksum, which is left to a device, is lost once it is sent on (UdpInCsumErrors): who sends needs `ethtool -K … tx off`.
 
 Native XDP is needed. Nothing is pinned: when this ends, by whatever signal, the program and its maps are gone and packets go
 the kernel's way.
