@@ -113,7 +113,7 @@ impl Failure {
         if self.reader_gone() {
             return ExitCode::SUCCESS;
         }
-        eprintln!("takt: {self}");
+        eprintln!("takt: {}", crate::output::printable(&self.to_string()));
         ExitCode::from(self.exit_code())
     }
 }

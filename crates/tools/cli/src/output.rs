@@ -163,6 +163,15 @@ fn wrapped(mut row: Vec<String>, room: usize) -> Vec<Vec<String>> {
         .collect()
 }
 
+/// A text that may hold a stranger's words, without what a terminal would obey.
+pub fn printable(text: &str) -> String {
+    let escaped = |c: char| match c.is_control() && c != '\n' {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(escaped).collect()
+}
+
 /// Lines of whole words, as wide as `room` where a word is not wider.
 pub fn wrap(text: &str, room: usize) -> Vec<String> {
     let mut lines = vec![String::new()];

@@ -276,14 +276,18 @@ impl Balance {
             let capacities = capacities.get_or_insert_with(|| {
                 let demand = trace.about.demand(self.nodes.into());
                 let range = self.capacity.clone();
-                let range = range.unwrap_or(0.9 * demand..2.6 * demand);
+                // At least 1 GIPS, also where next to nothing is sent.
+                let range = range.unwrap_or(0.9 * demand..(2.6 * demand).max(1.0));
                 Capacity::between(range.start, range.end)
             });
             if capacities.is_empty() {
-                return Err(Failure::Other(
-                    "no capacity to try: 1 to 64 cores in steps of 0.1 GHz up to 2.4 GHz lie in none of --capacity; widen it"
-                        .into(),
-                ));
+                let why = match self.capacity {
+                    Some(_) => "lie in none of --capacity; widen it",
+                    None => "are too few for what is sent; have it go to more --nodes",
+                };
+                return Err(Failure::Other(format!(
+                    "no capacity to try: 1 to 64 cores in steps of 0.1 GHz up to 2.4 GHz {why}"
+                )));
             }
             let of_seed: Vec<Parameters> = variants
                 .iter()

@@ -105,7 +105,7 @@ pub fn heading(engine: &Engine) -> String {
     let [green, yellow, red] = engine.levels();
     let mut text = format!(
         "{}: {} packets, {} flows: {red} red, {yellow} yellow, {green} green",
-        engine.name(),
+        crate::output::printable(engine.name()),
         counters.packets,
         engine.flow_count()
     );
