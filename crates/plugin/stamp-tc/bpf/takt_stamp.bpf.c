@@ -18,6 +18,7 @@
 #define LINK_HEADER 14
 #define IPV4_HEADER 20
 #define IPV6_HEADER 40
+#define FRAGMENT_HEADER 8
 #define MOST_RULES 16
 #define MOST_FLOWS 65536
 
@@ -130,7 +131,7 @@ static __always_inline int read(struct __sk_buff *skb, struct flow *flow)
 {
 	__u8 header[IPV6_HEADER];
 	__u32 ports = LINK_HEADER;
-	bool fragment = false;
+	bool fragment = false, later = false;
 	int length;
 
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
@@ -143,6 +144,7 @@ static __always_inline int read(struct __sk_buff *skb, struct flow *flow)
 		length = header[2] << 8 | header[3];
 		/* More fragments, or a later one. */
 		fragment = (header[6] & 0x3f) || header[7];
+		later = (header[6] & 0x1f) || header[7];
 		ports += (header[0] & 15) * 4;
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		if (bpf_skb_load_bytes(skb, LINK_HEADER, header, IPV6_HEADER))
@@ -157,10 +159,18 @@ static __always_inline int read(struct __sk_buff *skb, struct flow *flow)
 		length += IPV6_HEADER;
 		ports += IPV6_HEADER;
 		fragment = flow->protocol == IPPROTO_FRAGMENT;
+		if (fragment) {
+			if (bpf_skb_load_bytes(skb, ports, header, FRAGMENT_HEADER))
+				return 0;
+			flow->protocol = header[0];
+			later = header[2] || (header[3] & 0xf8);
+			ports += FRAGMENT_HEADER;
+		}
 	} else {
 		return 0;
 	}
-	if (fragment)
+	/* Ports are in the first one. */
+	if (later)
 		return -1;
 	switch (flow->protocol) {
 	case IPPROTO_TCP:
@@ -170,7 +180,7 @@ static __always_inline int read(struct __sk_buff *skb, struct flow *flow)
 		if (bpf_skb_load_bytes(skb, ports, flow->ports, sizeof(flow->ports)))
 			return 0;
 	}
-	return length;
+	return fragment ? -1 : length;
 }
 
 /*
