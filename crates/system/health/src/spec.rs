@@ -82,6 +82,7 @@ impl Spec {
                 .map(|loss| format!("max-loss {}", share(loss))),
             self.max_burst.map(|burst| format!("max-burst {burst}")),
             Some(match self.stamp {
+                Stamp::Auto => "stamp auto".into(),
                 Stamp::Ptp { offset } => format!("stamp ptp@{offset}"),
                 stamp => format!("stamp {}", stamp.name()),
             }),
@@ -459,6 +460,8 @@ mod tests {
             told.contains("period 16666667ns, tolerance 1ms, max-delay 10ms, max-loss 0.1%, max-burst 4, stamp ptp@4, warn 80%, hold 1s"),
             "{told}"
         );
+        let plain = Spec::new("y", Pattern::all()).explain();
+        assert_eq!(plain, "*: stamp auto, warn 80%, hold 1s");
         let read = Document::read(&spec.to_toml()).expect("a document");
         assert_eq!(read.specs, [spec]);
     }
