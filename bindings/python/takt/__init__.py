@@ -770,7 +770,34 @@ class Buffer:
             self.emit()
 
 
-class Message:
+_B = TypeVar("_B", bound="_Borrowed")
+
+
+class _Borrowed:
+    """What was received, in memory that the library lends until it is released."""
+
+    _loan: _Loan
+    data: memoryview
+
+    def release(self) -> None:
+        """Gives the memory back. A second call does nothing."""
+        self.data.release()
+        self._loan.end()
+
+    def __len__(self) -> int:
+        return int(self._loan.native.length)
+
+    def __bytes__(self) -> bytes:
+        return bytes(self.data)
+
+    def __enter__(self: _B) -> _B:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Message(_Borrowed):
     """A received message, read in place through `data` until it is released: by `release`, at the end of a `with`, or
     when nothing refers to it or to a view of its `data` any more, such as an array of NumPy."""
 
@@ -787,23 +814,6 @@ class Message:
         self.sender: int = info.sender
         self.traffic_class: int = info.traffic_class
         self.data: memoryview = loan.view().toreadonly()
-
-    def release(self) -> None:
-        """Gives the memory back. A second call does nothing."""
-        self.data.release()
-        self._loan.end()
-
-    def __len__(self) -> int:
-        return int(self._loan.native.length)
-
-    def __bytes__(self) -> bytes:
-        return bytes(self.data)
-
-    def __enter__(self) -> "Message":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class Sink(_Receiver[Message]):

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Iterator
 from enum import IntEnum
 from typing import NamedTuple, Optional
 
-from . import Counters, Data, SlowSinks, _Handle, _Loan, _Part, _Receiver
+from . import Counters, Data, SlowSinks, _Borrowed, _Handle, _Loan, _Part, _Receiver
 from . import _bytes, _chars, _flag, _instance, _nanoseconds, _number, _qos, _signed, _wait, _wait_nanoseconds
 from . import _native
 from ._native import check, lib
@@ -150,7 +150,7 @@ class Server(_Part):
         self.close()
 
 
-class Frame:
+class Frame(_Borrowed):
     """A frame, read in place through `data` until it is released: by `release`, at the end of a `with`, or when nothing refers to it
     any more. An array of NumPy, or another view of `data`, keeps it also after `release`."""
 
@@ -171,23 +171,6 @@ class Frame:
         #: What is missing, as ranges of bytes; its content is arbitrary.
         self.holes: list[range] = [range(hole.begin, hole.end) for hole in native.holes[: native.hole_count]]
         self.data: memoryview = loan.view().toreadonly()
-
-    def release(self) -> None:
-        """Gives the memory back, once there are no views of it. A second call does nothing."""
-        self.data.release()
-        self._loan.end()
-
-    def __len__(self) -> int:
-        return int(self._loan.native.length)
-
-    def __bytes__(self) -> bytes:
-        return bytes(self.data)
-
-    def __enter__(self) -> "Frame":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class Client(_Receiver[Frame]):

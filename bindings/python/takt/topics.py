@@ -25,7 +25,7 @@ from enum import IntEnum
 from typing import NamedTuple, Optional, Union
 
 from . import Counters, Data, Disconnected, InvalidArgument, Outcome, Session, SlowSinks
-from . import _AWAY, _Handle, _Loan, _Part, _Receiver, _bytes, _chars, _flag, _instance, _number, _qos, _signed, _wait, _wait_nanoseconds
+from . import _AWAY, _Borrowed, _Handle, _Loan, _Part, _Receiver, _bytes, _chars, _flag, _instance, _number, _qos, _signed, _wait, _wait_nanoseconds
 from . import _native
 from ._native import check, lib
 
@@ -222,7 +222,7 @@ class Publisher(_Part):
         self.close()
 
 
-class Sample:
+class Sample(_Borrowed):
     """A message of a topic, read in place through `data` until it is released: by `release`, at the end of a `with`, or
     when nothing refers to it or to a view of its `data` any more, such as an array of NumPy."""
 
@@ -249,23 +249,6 @@ class Sample:
         if self.encoding != Encoding.JSON:
             raise InvalidArgument(f"the message's encoding is {self.encoding}, not {Encoding.JSON:d} (JSON): read its `data`")
         return json.loads(bytes(self.data))
-
-    def release(self) -> None:
-        """Gives the memory back. A second call does nothing."""
-        self.data.release()
-        self._loan.end()
-
-    def __len__(self) -> int:
-        return int(self._loan.native.length)
-
-    def __bytes__(self) -> bytes:
-        return bytes(self.data)
-
-    def __enter__(self) -> "Sample":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class Subscriber(_Receiver[Sample]):
