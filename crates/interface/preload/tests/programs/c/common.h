@@ -4,6 +4,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <time.h> /* before the kernel's, which need it of musl */
 #include <linux/errqueue.h>
 #include <linux/net_tstamp.h>
@@ -186,6 +187,23 @@ static inline int read_error(int fd, struct told *told)
 static inline uint64_t told_time(const struct told *told)
 {
 	return (uint64_t)told->error.ee_data << 32 | told->error.ee_info;
+}
+
+/* Goes on when a thread sleeps. */
+static inline void await_sleep(int process, int thread)
+{
+	char path[64], text[512], state;
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/stat", process, thread);
+	do {
+		pause_ns(MS);
+		int file = open(path, O_RDONLY);
+		CHECK(file >= 0);
+		ssize_t length = read(file, text, sizeof(text) - 1);
+		CHECK(length > 0);
+		close(file);
+		text[length] = 0;
+		state = strrchr(text, ')')[2];
+	} while (state != 'S');
 }
 
 #endif

@@ -1,7 +1,6 @@
 /* Two processes wait on one epoll descriptor, and a socket of one has something to tell: `forked ADDRESS`. */
 #include "common.h"
 
-#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -19,23 +18,6 @@ static void *await_error(void *unused)
 	CHECK(epoll_wait(epoll, &told, 1, -1) == 1);
 	CHECK(told.data.fd == fd && told.events == EPOLLERR);
 	return unused;
-}
-
-/* Goes on when a thread sleeps. */
-static void await_sleep(int process, int thread)
-{
-	char path[64], text[512], state;
-	snprintf(path, sizeof(path), "/proc/%d/task/%d/stat", process, thread);
-	do {
-		pause_ns(MS);
-		int file = open(path, O_RDONLY);
-		CHECK(file >= 0);
-		ssize_t length = read(file, text, sizeof(text) - 1);
-		CHECK(length > 0);
-		close(file);
-		text[length] = 0;
-		state = strrchr(text, ')')[2];
-	} while (state != 'S');
 }
 
 int main(int count, char **arguments)

@@ -1,7 +1,6 @@
 /* Threads that wait already when a socket comes to have something to tell: `woken ADDRESS`. */
 #include "common.h"
 
-#include <fcntl.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
@@ -35,21 +34,11 @@ static void *await_room(void *fd)
 static pthread_t start(void *(*body)(void *), int *fd)
 {
 	pthread_t thread;
-	char path[64], text[512], state;
 	waiter = 0;
 	CHECK(pthread_create(&thread, NULL, body, fd) == 0);
 	while (!waiter)
 		pause_ns(MS);
-	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", waiter);
-	do {
-		pause_ns(MS);
-		int file = open(path, O_RDONLY);
-		ssize_t length = read(file, text, sizeof(text) - 1);
-		CHECK(length > 0);
-		close(file);
-		text[length] = 0;
-		state = strrchr(text, ')')[2];
-	} while (state != 'S');
+	await_sleep(getpid(), waiter);
 	return thread;
 }
 
