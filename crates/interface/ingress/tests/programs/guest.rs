@@ -457,6 +457,18 @@ fn a_driver_that_does_what_none_may_is_served_as_far_as_it_makes_sense_and_harms
     device.terminate();
 }
 
+/// The VMM is told that a queue's thread has ended, and the next one is served.
+fn served_again_after_a_thread(site: &Site, listener: &UdpSocket) {
+    until("the VMM has been told", || {
+        (!site.guest_status().connected).then_some(())
+    });
+    let fault = site.guest_status().fault;
+    assert_eq!(fault.as_deref(), Some("a queue's thread has ended"));
+    let mut vmm = Vmm::start(&site.vhost_user(), 1);
+    vmm.send(0, &[datagram(site, 0, 2)]);
+    assert_eq!(numbers(listener, 1), [2]);
+}
+
 #[test]
 fn a_thread_that_ends_by_itself_ends_the_connection_with_a_reason() {
     let site = site();
@@ -467,14 +479,7 @@ fn a_thread_that_ends_by_itself_ends_the_connection_with_a_reason() {
     assert_eq!(numbers(&listener, 1), [1]);
     // The library takes an event for one that it is told of and finds none there.
     let _former = vmm.replace_kick(1);
-    until("the VMM has been told", || {
-        (!site.guest_status().connected).then_some(())
-    });
-    let fault = site.guest_status().fault;
-    assert_eq!(fault.as_deref(), Some("a queue's thread has ended"));
-    let mut vmm = Vmm::start(&site.vhost_user(), 1);
-    vmm.send(0, &[datagram(&site, 0, 2)]);
-    assert_eq!(numbers(&listener, 1), [2]);
+    served_again_after_a_thread(&site, &listener);
     device.terminate();
 }
 
@@ -484,14 +489,7 @@ fn a_thread_that_ends_at_its_first_event_ends_the_connection_as_well() {
     let listener = site.listener();
     let device = site.attach_guest(&["--queue", "class=5", "--required"]);
     let _vmm = Vmm::start_without_event(&site.vhost_user(), 1);
-    until("the VMM has been told", || {
-        (!site.guest_status().connected).then_some(())
-    });
-    let fault = site.guest_status().fault;
-    assert_eq!(fault.as_deref(), Some("a queue's thread has ended"));
-    let mut vmm = Vmm::start(&site.vhost_user(), 1);
-    vmm.send(0, &[datagram(&site, 0, 2)]);
-    assert_eq!(numbers(&listener, 1), [2]);
+    served_again_after_a_thread(&site, &listener);
     device.terminate();
 }
 
