@@ -3,29 +3,24 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use takt_health::packet::Identify;
 use takt_health::table::Config;
 
 use crate::admin::Daemon;
 
-/// Where packets come from.
+/// Where packets come from: one of the first three.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("origin").required(true)))]
 pub struct Source {
     /// Read a capture, pcap or pcapng; - is standard input
-    #[arg(
-        short = 'r',
-        long,
-        value_name = "FILE",
-        required_unless_present_any = ["interface", "node"],
-        conflicts_with_all = ["interface", "node"]
-    )]
+    #[arg(short = 'r', long, value_name = "FILE", group = "origin")]
     pub read: Option<PathBuf>,
     /// Watch an interface of this host: copies of what it receives
-    #[arg(short = 'i', long, value_name = "INTERFACE", conflicts_with = "node")]
+    #[arg(short = 'i', long, value_name = "INTERFACE", group = "origin")]
     pub interface: Option<String>,
     /// Watch what the tenants of this node's daemon send to other nodes and get from them, by channel and class
-    #[arg(long)]
+    #[arg(long, group = "origin")]
     pub node: bool,
     /// Only this tenant, by its identity; several times for several
     #[arg(long, value_name = "TENANT", requires = "node")]
