@@ -22,6 +22,13 @@ pub const VERSION_OFFSET: usize = 4;
 pub const LANE_STATE_OFFSET: usize = 64;
 /// Offset of the word that says that some ring of the session has news for the lane.
 pub const LANE_DIRTY_OFFSET: usize = 128;
+/// Offset of the word that says what the runtime can do besides what its version says, a `u32` of `CAN_*`: 0 of older ones.
+pub const ABILITIES_OFFSET: usize = 8;
+/// Offset of the word that says whether somebody waits for room at the session's sources (see `takt_shm::SinkBell`).
+pub const ROOM_OFFSET: usize = 192;
+/// In the word at [`ABILITIES_OFFSET`]: it tells of room at sources by a descriptor, if asked
+/// ([`Request::TellRoom`](crate::message::Request::TellRoom)).
+pub const CAN_TELL_ROOM: u32 = 1;
 /// Bytes of the header page.
 pub const HEADER_BYTES: usize = 4096;
 

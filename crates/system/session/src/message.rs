@@ -150,6 +150,9 @@ pub enum Request {
         /// Why.
         reason: DirectEnd,
     },
+    /// Tell of room at this source: a descriptor is wanted that becomes readable when messages of the session are
+    /// complete. The source gives no messages to sinks itself from then on: what they give back, no lane sees.
+    TellRoom(u32),
 }
 
 /// Why one end of a ring between two sessions has given it up.
@@ -256,6 +259,9 @@ pub enum Reply {
     Closed,
     /// What was told is noted.
     Noted,
+    /// With one descriptor, the same for all sources of the session: readable when messages are complete and the word at
+    /// [`ROOM_OFFSET`](crate::layout::ROOM_OFFSET) asked for it.
+    RoomTold,
     /// Refused; nothing changed.
     Failed(Failure),
     /// The session has ended; nothing follows.
@@ -595,6 +601,7 @@ mod kind {
     pub const UNSERVED: u16 = 11;
     pub const END: u16 = 12;
     pub const END_DIRECT: u16 = 13;
+    pub const TELL_ROOM: u16 = 14;
     pub const ATTACHED: u16 = 129;
     pub const STREAM_OPENED: u16 = 130;
     pub const SOURCE_OPENED: u16 = 131;
@@ -610,6 +617,7 @@ mod kind {
     pub const DIRECT_SOURCE: u16 = 141;
     pub const DIRECT_SINK: u16 = 142;
     pub const DIRECT_ENDED: u16 = 143;
+    pub const ROOM_TOLD: u16 = 144;
 }
 
 const NO_CLASS: u8 = 255;
@@ -687,6 +695,11 @@ impl Envelope<Request> {
             }
             Request::Readers(id) => {
                 let mut w = new(kind::READERS);
+                w.u32(*id);
+                w
+            }
+            Request::TellRoom(id) => {
+                let mut w = new(kind::TELL_ROOM);
                 w.u32(*id);
                 w
             }
@@ -799,6 +812,7 @@ impl Envelope<Request> {
                 }
             }
             kind::READERS => Request::Readers(r.u32()?),
+            kind::TELL_ROOM => Request::TellRoom(r.u32()?),
             kind::CLOSE_SINK => Request::CloseSink(r.u32()?),
             kind::UNSERVED => {
                 let mut counts = [0; REASONS];
@@ -912,6 +926,7 @@ impl Envelope<Reply> {
             }
             Reply::Closed => new(kind::CLOSED),
             Reply::Noted => new(kind::NOTED),
+            Reply::RoomTold => new(kind::ROOM_TOLD),
             Reply::Failed(failure) => {
                 let mut w = new(kind::FAILED);
                 w.failure(failure);
@@ -1016,6 +1031,7 @@ impl Envelope<Reply> {
             kind::READERS_TOLD => Reply::Readers(r.u32()?),
             kind::CLOSED => Reply::Closed,
             kind::NOTED => Reply::Noted,
+            kind::ROOM_TOLD => Reply::RoomTold,
             kind::FAILED => Reply::Failed(r.failure()?),
             kind::ENDED => Reply::Ended(r.failure()?),
             kind::DIRECT_SOURCE => Reply::DirectSource {
@@ -1123,6 +1139,7 @@ mod tests {
                 }
             ),
             any::<u32>().prop_map(Request::Readers),
+            any::<u32>().prop_map(Request::TellRoom),
             any::<u32>().prop_map(Request::CloseSink),
             any::<Counts>().prop_map(Request::Unserved),
             Just(Request::End),
@@ -1242,6 +1259,7 @@ mod tests {
             any::<u32>().prop_map(Reply::Readers),
             Just(Reply::Closed),
             Just(Reply::Noted),
+            Just(Reply::RoomTold),
             failure.clone().prop_map(Reply::Failed),
             failure.prop_map(Reply::Ended),
         ]

@@ -72,7 +72,9 @@ impl Session {
     /// Whether a source of it has rings, if there are sinks that take them. Its region is sealed: it would have no source.
     fn gives_rings(&self, source: &Endpoint) -> bool {
         let stream = self.stream(source.stream);
-        stream.is_ok_and(|stream| stream.qos.reliability == Reliability::BestEffort)
+        let best_effort =
+            stream.is_ok_and(|stream| stream.qos.reliability == Reliability::BestEffort);
+        best_effort && !source.by_lane
     }
 
     /// The file of its transmit region, if it has one of its own.
@@ -300,6 +302,12 @@ impl Control {
                 self.end_direct(number, why, free);
             }
         }
+    }
+
+    /// A source gives messages to no sink itself any more.
+    pub(super) fn end_direct_of(&mut self, source: SourcePlace) {
+        const WHY: &str = "the source waits for room by a descriptor";
+        self.end_all(self.direct.of_source(source), WHY, false);
     }
 
     /// A source is closed. What it has given to sinks they still take.

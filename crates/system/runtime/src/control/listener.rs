@@ -569,6 +569,7 @@ impl Control {
             leaving_until: None,
             opening_sinks: Vec::new(),
             untold: Default::default(),
+            room: None,
             direct_before: [0; 2],
             telling: false,
             unserved: Default::default(),

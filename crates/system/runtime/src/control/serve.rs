@@ -12,7 +12,7 @@ use super::Control;
 use super::account::Usage;
 use super::direct::Arrival;
 use super::listener::check_descriptors;
-use super::session::{Finish, OpeningSink, Session};
+use super::session::{Finish, OpeningSink, Session, notify_pair};
 use crate::ids::SessionId;
 use crate::lane::session::LaneSession;
 use crate::lane::{Command, SourceTarget, sender_number};
@@ -310,6 +310,7 @@ impl Control {
                 self.give_direct_up(id, ring, reason)?;
                 Ok(Some((Reply::Noted, Vec::new())))
             }
+            Request::TellRoom(source) => self.tell_room(id, SourceSlot(source as usize)),
             Request::Readers(source) => {
                 let Some(session) = self.sessions.get_mut(&id) else {
                     return Ok(None);
@@ -377,6 +378,33 @@ impl Control {
                 Ok(None)
             }
         }
+    }
+
+    /// An application is to be told when there is room at a source.
+    fn tell_room(
+        &mut self,
+        id: SessionId,
+        source: SourceSlot,
+    ) -> Result<Option<(Reply, Vec<OwnedFd>)>, Failure> {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return Ok(None);
+        };
+        if let Some(notify) = session.tell_room(source)? {
+            let handle = &self.lanes[session.lane].handle;
+            handle.send(Command::TellRoom {
+                session: id,
+                notify,
+            });
+        }
+        let copied = session.room.as_ref().map(OwnedFd::try_clone).transpose();
+        let copied = copied.map_err(|e| {
+            Failure::new(
+                ErrorCode::System,
+                format!("cannot copy the descriptor that tells of room: {e}"),
+            )
+        })?;
+        self.end_direct_of((id, source));
+        Ok(Some((Reply::RoomTold, copied.into_iter().collect())))
     }
 
     /// A number for a new source of a session: the same when its application opens it again after a restart, so that
@@ -717,20 +745,4 @@ pub(super) fn end_connection(socket: &OwnedFd, failure: &Failure) {
     .encode();
     let _ = transport::send(socket, &ended, &[], false);
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
-}
-
-/// A sink's notification: the lane sends a byte, the application polls and drains. A datagram socket,
-/// because sending can be told not to wait whatever the other side does to its end. The lane's end takes
-/// nothing: the lane closes it, and what an application had put into it, descriptors among it, would be closed
-/// with it.
-fn notify_pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
-    use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
-    let (ours, theirs) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )?;
-    shutdown(&ours, Shutdown::Read)?;
-    Ok((ours, theirs))
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use takt_session::layout::{
-    ARENA_MAGIC, ArenaMap, DEFAULT_DEPTH, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET,
-    LATEST_DEPTH, MAGIC_OFFSET, MAX_DEPTH, SinkBlock, SourceBlock, VERSION_OFFSET,
+    ABILITIES_OFFSET, ARENA_MAGIC, ArenaMap, CAN_TELL_ROOM, DEFAULT_DEPTH, HEADER_BYTES,
+    LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, LATEST_DEPTH, MAGIC_OFFSET, MAX_DEPTH, SinkBlock, SourceBlock, VERSION_OFFSET,
 };
 use takt_session::message::Reply;
 use takt_session::printable;
@@ -68,6 +68,8 @@ pub struct Session {
     pub finish: Finish,
     /// The application has left, and its lane sends what it had emitted until then.
     pub leaving_until: Option<Duration>,
+    /// The application's end of the descriptor that tells of room at its sources, once it was asked for.
+    pub room: Option<OwnedFd>,
     /// Sinks that the lane does not have yet.
     pub opening_sinks: Vec<OpeningSink>,
     /// Requests to close that the lane has not answered: request number by endpoint.
@@ -227,6 +229,8 @@ pub struct Endpoint {
     pub epoch: u16,
     /// Of a sink: it keeps all messages, and waits without a descriptor.
     plain: bool,
+    /// Of a source: it gives its messages to no sink itself.
+    pub by_lane: bool,
     /// Of a sink: its application knows of it.
     pub told: bool,
     /// Descriptors of this process that it needs.
@@ -363,6 +367,7 @@ impl Session {
         for (offset, word) in [
             (MAGIC_OFFSET, ARENA_MAGIC),
             (VERSION_OFFSET, PROTOCOL_VERSION.into()),
+            (ABILITIES_OFFSET, CAN_TELL_ROOM),
         ] {
             arena
                 .atomic_u32(offset)
@@ -498,6 +503,7 @@ impl Session {
             sender: 0,
             epoch: 0,
             plain: false,
+            by_lane: false,
             told: false,
             descriptors: 0,
             closing: false,
@@ -505,6 +511,39 @@ impl Session {
         };
         let at = self.place(endpoint, cleared, |session| &mut session.sources, "sources")?;
         Ok((at, block))
+    }
+
+    /// Notes that the application waits for room at a source. The lane's end of the session's descriptor, if that is new.
+    pub fn tell_room(&mut self, source: SourceSlot) -> Result<Option<OwnedFd>, Failure> {
+        let Some(endpoint) = self.sources.get_mut(source) else {
+            return Err(refuse(
+                ErrorCode::NotFound,
+                format!("the session has no source {source}"),
+            ));
+        };
+        endpoint.by_lane = true;
+        if self.room.is_some() {
+            return Ok(None);
+        }
+        // Both ends of the pair: the application is sent the same again as often as it asks.
+        let usage = Usage {
+            descriptors: 2,
+            ..Usage::default()
+        };
+        self.charge.add(&self.policy, usage)?;
+        let made = notify_pair().map_err(|e| {
+            refuse(
+                ErrorCode::System,
+                format!("cannot make the descriptor that tells of room: {e}"),
+            )
+        });
+        let checked = made.and_then(|(ours, theirs)| {
+            check_descriptors([&ours, &theirs])?;
+            Ok((ours, theirs))
+        });
+        let (ours, theirs) = checked.inspect_err(|_| self.charge.subtract(usage))?;
+        self.room = Some(theirs);
+        Ok(Some(ours))
     }
 
     /// Allocates and clears a sink's rings; returns its number and where they are.
@@ -542,6 +581,7 @@ impl Session {
             sender: 0,
             epoch: 0,
             plain: !notify && !mode.latest,
+            by_lane: false,
             told: false,
             // Both ends of the pair: the application's until it is sent.
             descriptors: if notify { 2 } else { 0 },
@@ -653,6 +693,22 @@ impl Session {
             let _ = attached.rings.free(chunk);
         }
     }
+}
+
+/// A notification: the lane sends a byte, the application polls and drains. A datagram socket,
+/// because sending can be told not to wait whatever the other side does to its end. The lane's end takes
+/// nothing: the lane closes it, and what an application had put into it, descriptors among it, would be closed
+/// with it.
+pub fn notify_pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
+    use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    shutdown(&ours, Shutdown::Read)?;
+    Ok((ours, theirs))
 }
 
 #[cfg(test)]

@@ -86,6 +86,7 @@ impl Lane {
                 notify,
                 mode,
             } => self.add_sink(session, sink, block, channel, notify, mode),
+            Command::TellRoom { session, notify } => self.tell_room(session, notify),
             Command::Readers {
                 session,
                 source,

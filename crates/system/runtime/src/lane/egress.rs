@@ -182,6 +182,7 @@ impl State {
             ..Served::default()
         };
         let count = session.sources.count();
+        let mut completed = false;
         for _ in 0..count {
             if *left <= 0 {
                 served.more = true;
@@ -220,7 +221,7 @@ impl State {
             let Some(s) = self.tenants.source(at, source) else {
                 continue;
             };
-            s.publish();
+            completed |= s.publish();
             if step == Step::Empty && s.is_finished() && !s.finished {
                 s.finished = true;
                 self.finished_sources.push((at, source));
@@ -228,6 +229,12 @@ impl State {
             if served.throttled {
                 break;
             }
+        }
+        if completed
+            && let Some(session) = self.tenants.sessions.get(at)
+            && session.show_room()
+        {
+            *left -= fair::WAKE;
         }
         if let Some(session) = self.tenants.sessions.get_mut(at)
             && session.has_orphans_to_free()

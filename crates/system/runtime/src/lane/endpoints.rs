@@ -224,6 +224,17 @@ impl Lane {
         }
     }
 
+    /// A session is told by this descriptor when messages are complete.
+    pub(super) fn tell_room(&mut self, session: SessionId, notify: OwnedFd) {
+        let Some(&at) = self.by_session.get(&session) else {
+            return;
+        };
+        let session = self.state.tenants.sessions.get_mut(at);
+        if let Some(Err(failure)) = session.map(|session| session.tell_room(notify)) {
+            self.state.tenants.fail(at, failure);
+        }
+    }
+
     /// Sinks here that get what the source emits, and lanes elsewhere.
     pub(super) fn readers(&self, session: SessionId, source: SourceSlot) -> u32 {
         let count = || {

@@ -68,6 +68,8 @@ pub enum Command {
         /// Which messages it gets.
         mode: SinkMode,
     },
+    /// The session is told by this descriptor when messages are complete.
+    TellRoom { session: SessionId, notify: OwnedFd },
     /// Count the readers of a source's channel.
     Readers {
         session: SessionId,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use rustix::net::SendFlags;
 use takt_session::layout::{
     ArenaMap, Completion, FLAG_AT_ONCE_HERE, FLAG_DEADLINE, FLAG_LAUNCH_TIME, FLAG_NUMBERED,
-    Outcome, RX_REGION, Release, RxDescriptor, SinkBlock, SinkCounter, SourceBlock, TX_REGION,
-    TxDescriptor,
+    Outcome, ROOM_OFFSET, RX_REGION, Release, RxDescriptor, SinkBlock, SinkCounter, SourceBlock,
+    TX_REGION, TxDescriptor,
 };
 use takt_session::{ErrorCode, Failure, SinkMode};
 use takt_shm::{
@@ -160,6 +160,8 @@ pub struct LaneSource {
     left: Arc<Counter>,
     tx: Consumer<TxDescriptor>,
     completions: Producer<Completion>,
+    /// Some of them are not shown yet.
+    completed: bool,
     pub current: Option<InProgress>,
     /// Those that have waited for their launch times, and are for sinks of this lane now.
     pub due: VecDeque<InProgress>,
@@ -460,9 +462,20 @@ pub struct LaneSession {
     /// What closed sinks had received is kept until sources' messages have been taken.
     keeps_orphans: bool,
     pub counters: Arc<SessionCounters>,
+    /// A sink has got a newer message in the place of one of the session's own, which may be complete by that and is to be shown.
+    superseded: bool,
+    /// Who waits for room at its sources.
+    room: Option<Room>,
     /// Looks at sources of which nothing was at hand.
     #[cfg(test)]
     pub peeked: u64,
+}
+
+/// How a session is told that messages are complete: its sources have room then.
+#[derive(Debug)]
+struct Room {
+    bell: SinkBellHost,
+    notify: OwnedFd,
 }
 
 /// What the control thread prepares for a lane.
@@ -486,6 +499,12 @@ fn permits(classes: u8, class: u8) -> bool {
 
 fn violation(text: impl Into<String>) -> Failure {
     Failure::new(ErrorCode::Protocol, text)
+}
+
+/// Makes the other end of a descriptor readable.
+fn signal(fd: &OwnedFd) {
+    // A full buffer means that it is readable already.
+    let _ = rustix::net::send(fd, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
 fn ring_violation(what: &str, error: &RingError) -> Failure {
@@ -513,6 +532,7 @@ impl LaneSource {
             left,
             tx: Consumer::attach(arena, block.tx_ring(), block.depth)?,
             completions: Producer::attach(arena, block.completion_ring(), block.depth)?,
+            completed: false,
             current: None,
             due: VecDeque::new(),
             local: 0,
@@ -598,14 +618,15 @@ impl LaneSource {
         }
     }
 
-    /// Shows taken descriptors and completions to the application.
-    pub fn publish(&mut self) {
+    /// Shows taken descriptors and completions to the application. True if there were completions.
+    pub fn publish(&mut self) -> bool {
         // A reliable source tells its receivers itself.
         if self.departing == 0 && self.current.is_none() && self.reliable.is_none() {
             self.left.set(self.next_sequence);
         }
         self.tx.release();
         self.completions.publish();
+        std::mem::take(&mut self.completed)
     }
 }
 
@@ -727,6 +748,8 @@ impl LaneSession {
             next_own: 0,
             next_reclaimed: 0,
             keeps_orphans: false,
+            superseded: false,
+            room: None,
             counters: parts.counters,
             #[cfg(test)]
             peeked: 0,
@@ -739,6 +762,34 @@ impl LaneSession {
             Some(source) => source.close(),
             None => Ok(()),
         }
+    }
+
+    /// It is told by this descriptor from now on when messages are complete.
+    pub fn tell_room(&mut self, notify: OwnedFd) -> Result<(), Failure> {
+        let bell = SinkBellHost::attach(&self.arena, ROOM_OFFSET);
+        let bell = bell.map_err(|e| ring_violation("room's doorbell", &e.into()))?;
+        self.room = Some(Room { bell, notify });
+        // It may have waited before there was a descriptor.
+        self.show_room();
+        Ok(())
+    }
+
+    /// Completions have been shown: tells who waits for room. True if somebody did.
+    pub fn show_room(&self) -> bool {
+        let Some(room) = &self.room else {
+            return false;
+        };
+        let wake = room.bell.ring();
+        if wake == Wake::Fd {
+            signal(&room.notify);
+        }
+        wake != Wake::None
+    }
+
+    /// Whether its sources are to be shown what newer messages have completed: said once.
+    #[inline]
+    pub fn take_superseded(&mut self) -> bool {
+        std::mem::take(&mut self.superseded) && self.room.is_some()
     }
 
     /// Tells a source how many of its messages the sinks here have.
@@ -1109,7 +1160,10 @@ impl LaneSession {
             departed_ns_low: self.tx_departed[at],
         };
         match source.completions.stage(completion) {
-            Ok(true) => Ok(()),
+            Ok(true) => {
+                source.completed = true;
+                Ok(())
+            }
             Ok(false) => Err(violation(
                 "completion ring full: more messages in flight than it has entries",
             )),
@@ -1351,6 +1405,7 @@ impl LaneSession {
                 s.superseded += u64::from(superseded.is_some());
                 self.counters.delivered.add(1);
                 if let Some(chunk) = superseded {
+                    self.superseded |= chunk & TX_REGION != 0;
                     self.withdraw(sink, chunk);
                 }
                 Ok(Delivery::Delivered)
@@ -1570,8 +1625,7 @@ impl LaneSession {
         if wake == Wake::Fd
             && let Some(fd) = &s.notify
         {
-            // A full buffer means that the descriptor is readable already.
-            let _ = rustix::net::send(fd, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            signal(fd);
         }
         wake != Wake::None
     }
