@@ -264,7 +264,10 @@ fn a_session_whose_buffers_are_all_taken_would_block_until_one_is_free() {
     drop(buffers);
 
     // A ring that is full as well: the sink of the same session holds what is delivered.
-    let options = SourceOptions { depth: 4 };
+    let options = SourceOptions {
+        depth: 4,
+        ..SourceOptions::default()
+    };
     let narrow = stream.source_with(ChannelId(7), options).expect("a source");
     let held: Vec<_> = (0..4)
         .map(|_| narrow.buffer(8).expect("a buffer"))

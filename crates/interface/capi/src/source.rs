@@ -137,7 +137,13 @@ unsafe extern "C" fn takt_source_open(
     guard(|| unsafe {
         let stream = borrow(stream, "stream")?;
         hand_out(source, "source", || {
-            let source = stream.source_with(ChannelId(channel), SourceOptions { depth })?;
+            let source = stream.source_with(
+                ChannelId(channel),
+                SourceOptions {
+                    depth,
+                    ..SourceOptions::default()
+                },
+            )?;
             Ok(CSource::new(source))
         })
     })

@@ -1,20 +1,22 @@
 //! One attachment to a runtime: its arena, the lane's doorbell, the transmit memory.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 use takt_session::layout::{
-    ARENA_MAGIC, ArenaMap, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, MAGIC_OFFSET,
-    SMALL_MESSAGE, TX_REGION, VERSION_OFFSET, large_share,
+    ABILITIES_OFFSET, ARENA_MAGIC, ArenaMap, CAN_TELL_ROOM, HEADER_BYTES, LANE_DIRTY_OFFSET,
+    LANE_STATE_OFFSET, MAGIC_OFFSET, ROOM_OFFSET, SMALL_MESSAGE, TX_REGION, VERSION_OFFSET,
+    large_share,
 };
 use takt_session::{ErrorCode, Failure, PROTOCOL_VERSION};
-use takt_shm::{Arena, ArenaError, CHUNK, LaneBell, Region, SharedSlice};
+use takt_shm::{Arena, ArenaError, CHUNK, LaneBell, Region, SharedSlice, SinkBell};
 
 use crate::descriptors::Registered;
 use crate::error::Error;
 use crate::fork::State;
 use crate::memory::{Block, TxMemory};
+use crate::room::Room;
 
 /// Most bytes of a part of an arena: far above any memory, so that sums of them do not overflow.
 const MOST_BYTES: usize = 1 << 46;
@@ -29,6 +31,10 @@ pub(crate) struct Attachment {
     map: ArenaMap,
     pub(crate) bell: LaneBell,
     pub(crate) memory: TxMemory,
+    /// Asks the lane to signal completions.
+    pub(crate) room_bell: SinkBell,
+    /// By what it does, once a source wants to be told of room.
+    pub(crate) room_signal: OnceLock<OwnedFd>,
     pub(crate) max_message: usize,
     /// The session's state under which it is the present one.
     pub(crate) state: State,
@@ -56,6 +62,7 @@ impl Attachment {
         domain: bool,
         mut descriptors: Vec<OwnedFd>,
         state: State,
+        room: Arc<Room>,
     ) -> Result<Self, Error> {
         let broken = |text: String| Error::Protocol(text);
         // In a trust domain the transmit region is a file of its own, the last.
@@ -109,17 +116,26 @@ impl Attachment {
         }
         let bell = LaneBell::attach(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET, bell)
             .map_err(|e| broken(e.to_string()))?;
+        let room_bell = SinkBell::attach(&arena, ROOM_OFFSET).map_err(|e| broken(e.to_string()))?;
         Ok(Self {
             _registered: numbers.map(Registered::new),
             arena,
             map,
             bell,
-            memory: TxMemory::new(map.tx_bytes, map.rx_bytes),
+            memory: TxMemory::new(map.tx_bytes, map.rx_bytes, room),
+            room_bell,
+            room_signal: OnceLock::new(),
             // One block holds a message, and the largest is a power of two.
             max_message: (max_message as usize).min(1 << map.tx_bytes.max(1).ilog2()),
             state,
             descriptors: numbers,
         })
+    }
+
+    /// Whether the runtime tells of room at sources by a descriptor.
+    pub(crate) fn can_tell_room(&self) -> bool {
+        let word = self.arena.atomic_u32(ABILITIES_OFFSET);
+        word.is_ok_and(|word| word.load(Ordering::Relaxed) & CAN_TELL_ROOM != 0)
     }
 
     /// Bytes of its transmit region that sinks of other sessions may have together.

@@ -17,11 +17,12 @@ use takt_shm::SinkBell;
 use crate::attachment::Attachment;
 use crate::control::{
     Answer, Connection, Link, OpenSink, OpenSource, OpenStream, Reopened, Shared, open_sink, poll,
-    send, source_opened, unexpected,
+    room_told, send, source_opened, unexpected,
 };
 use crate::direct::Mail;
 use crate::error::Error;
 use crate::fork::{State, Status};
+use crate::room;
 
 /// Connects to the runtime's socket.
 pub(crate) fn connect(path: &Path) -> Result<OwnedFd, Error> {
@@ -207,6 +208,7 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         domain,
         descriptors.map(|fd| options.moved(fd)).collect(),
         state,
+        shared.room.clone(),
     )?);
 
     dialogue.attachment = Some(attachment.clone());
@@ -227,6 +229,7 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
                 r.depth,
                 r.origin,
                 r.emitted.clone(),
+                r.tells_room,
             ));
         }
         for (&key, r) in &control.sinks {
@@ -248,14 +251,31 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         None => Err(Failure::from(ErrorCode::NotFound)),
     };
     let mut opened_sources = Vec::new();
-    for (key, stream, target, depth, origin, emitted) in sources {
+    let mut orphans = Vec::new();
+    for (key, stream, target, depth, origin, emitted, tells_room) in sources {
         let source = match stream_id(stream) {
             Err(failure) => Err(failure),
+            Ok(_) if tells_room && !attachment.can_tell_room() => {
+                settled(Err(room::not_available()))?
+            }
             Ok(stream) => {
                 // Nothing is emitted while the session is not attached.
                 let emitted = emitted.load(Ordering::Relaxed);
                 let answer = dialogue.ask(target.open(stream, depth, origin, emitted));
-                settled(answer.and_then(source_opened))?
+                let opened = settled(answer.and_then(source_opened))?;
+                match opened {
+                    Ok(open) if tells_room => {
+                        let answer = dialogue.ask(Request::TellRoom(open.id));
+                        let told =
+                            settled(answer.and_then(|told| room_told(told, &attachment, options)))?;
+                        if told.is_err() {
+                            // Nobody uses it.
+                            orphans.push(Request::CloseSource(open.id));
+                        }
+                        told.map(|()| open)
+                    }
+                    opened => opened,
+                }
             }
         };
         opened_sources.push((key, source));
@@ -292,9 +312,10 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         let reason = DirectEnd::Unusable;
         Request::EndDirect { ring, reason }
     });
+    orphans.extend(unusable);
     install(
         shared,
-        unusable.collect(),
+        orphans,
         Link {
             socket: Arc::new(Connection::new(socket, shared.slot)),
             attachment,

@@ -29,6 +29,7 @@ use crate::interrupt::Interrupt;
 use crate::memory::Account;
 use crate::notify::Notify;
 use crate::progress::Progress;
+use crate::room::{self, Room};
 use crate::sys;
 
 /// How often a wait looks whether the session is attached: the reader looks for the runtime less often.
@@ -70,6 +71,8 @@ pub(crate) struct Shared {
     pub(crate) news: AtomicU64,
     /// Wakes the reader.
     pub(crate) wake: OwnedFd,
+    /// The sources that wait for room.
+    pub(crate) room: Arc<Room>,
     /// What an attachment, by its generation, has been told of datagrams that the runtime did not get.
     pub(crate) unserved: Mutex<(u64, Counts)>,
 }
@@ -220,6 +223,26 @@ pub(crate) fn source_opened(answer: Answer) -> Result<OpenSource, Error> {
     }
 }
 
+/// Reads the answer to [`Request::TellRoom`]: the first of an attachment is kept.
+pub(crate) fn room_told(
+    answer: Answer,
+    attachment: &Attachment,
+    options: &Options,
+) -> Result<(), Error> {
+    if answer.reply != Reply::RoomTold {
+        return Err(unexpected(&answer.reply));
+    }
+    let Some(signal) = answer.descriptors.into_iter().next() else {
+        // It always sends one, and the kernel takes it away where there is no room for it.
+        return Err(Error::system("receive the descriptor that tells of room")(
+            Errno::MFILE.into(),
+        ));
+    };
+    // A further one is the same again.
+    let _ = attachment.room_signal.set(options.moved(signal));
+    Ok(())
+}
+
 /// What the runtime made of opening something again, by the key of the record.
 pub(crate) type Reopened<T> = Vec<(u32, Result<T, Failure>)>;
 
@@ -240,6 +263,8 @@ pub(crate) struct SourceRecord {
     pub(crate) origin: u64,
     /// Messages emitted ever; written by the source.
     pub(crate) emitted: Arc<AtomicU64>,
+    /// It is told of room by a descriptor.
+    pub(crate) tells_room: bool,
     pub(crate) opened: Result<OpenSource, Failure>,
 }
 
@@ -318,6 +343,7 @@ impl Shared {
             _registered: Registered::new(wake.as_raw_fd()),
             news: AtomicU64::new(0),
             wake,
+            room: Arc::default(),
             unserved: Mutex::default(),
         })
     }
@@ -583,6 +609,22 @@ impl Shared {
         }
     }
 
+    /// Has the runtime tell of room at a source that was opened in the attachment of this state.
+    pub(crate) fn tell_room(&self, state: State, source: u32) -> Result<(), Error> {
+        let attachment = self.attachment(&self.lock())?;
+        if attachment.state != state {
+            return Err(Error::Disconnected);
+        }
+        if !attachment.can_tell_room() {
+            return Err(room::not_available());
+        }
+        let answer = self.request_in(state.generation(), Request::TellRoom(source))?;
+        room_told(answer, &attachment, &self.options)?;
+        // It watches the descriptor from now on.
+        self.wake_reader();
+        Ok(())
+    }
+
     /// A key for a new record, if the attachment under which it was opened is still the present one.
     pub(crate) fn record(
         &self,
@@ -705,8 +747,9 @@ pub(crate) fn open_sink(
     })
 }
 
-/// Wakes everything that waits on a sink.
-pub(crate) fn wake_sinks(control: &Control) {
+/// Wakes everything that waits on a sink, and whoever waits for room at a source: the session's state has changed.
+pub(crate) fn wake_endpoints(shared: &Shared, control: &Control) {
+    shared.room.came();
     for record in control.sinks.values() {
         if let Ok(open) = &record.opened {
             open.bell.wake_local();

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError};
 
@@ -13,6 +14,7 @@ use takt_time::{TaiTime, TrafficClass};
 use crate::control::unexpected;
 use crate::error::Error;
 use crate::owner::StreamCore;
+use crate::room::RoomEvent;
 use crate::source::{Buffer, Outcome, Source, Token};
 use crate::wait::Wait;
 
@@ -38,9 +40,10 @@ impl FrameSource {
         stream: Arc<StreamCore>,
         key: u32,
         counted: Arc<AtomicU64>,
+        room: Option<Arc<RoomEvent>>,
     ) -> Result<Self, Error> {
         // Nobody sees its channel: frames have none.
-        Source::new(stream, key, ChannelId(0), counted).map(Self)
+        Source::new(stream, key, ChannelId(0), counted, room).map(Self)
     }
 
     /// Where its frames must come from. After the runtime came back it may be another one.
@@ -68,6 +71,16 @@ impl FrameSource {
     /// As [`Source::buffer_wait`].
     pub fn buffer_wait(&self, len: usize, wait: Wait) -> Result<FrameBuffer<'_>, Error> {
         self.0.buffer_wait(len, wait).map(FrameBuffer)
+    }
+
+    /// A descriptor that tells of room, see [`Source::fd`].
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.fd()
+    }
+
+    /// Asks for it to become readable with room for a frame of `len` bytes, see [`Source::arm`].
+    pub fn arm(&self, len: usize) -> bool {
+        self.0.arm(len)
     }
 
     /// Sends a frame. Whether it left is its [outcome](Self::outcome).

@@ -67,6 +67,7 @@ mod owner;
 mod payload;
 mod progress;
 mod reader;
+mod room;
 mod session;
 mod sink;
 mod source;

@@ -18,6 +18,7 @@ use takt_session::layout::{Completion, RX_REGION, Release};
 use takt_shm::{Buddy, CHUNK, Consumer};
 
 use crate::lent::Lent;
+use crate::room::Room;
 
 /// Sizes of blocks that an account keeps: 256 bytes to 64 KiB. Larger ones come from the allocator,
 /// whose cost is nothing against that of filling them.
@@ -86,6 +87,8 @@ pub(crate) struct TxMemory {
     /// Bytes that those have, each for itself.
     lent: AtomicUsize,
     shared: Mutex<Shared>,
+    /// Who waits for room.
+    room: Arc<Room>,
 }
 
 fn marks(count: usize) -> Box<[AtomicU8]> {
@@ -103,7 +106,7 @@ struct Shared {
 }
 
 impl TxMemory {
-    pub(crate) fn new(bytes: usize, rx_bytes: usize) -> Self {
+    pub(crate) fn new(bytes: usize, rx_bytes: usize, room: Arc<Room>) -> Self {
         Self {
             marks: marks(bytes / CHUNK),
             forwarded: OnceLock::new(),
@@ -115,6 +118,7 @@ impl TxMemory {
                 accounts: Vec::new(),
                 closed: Vec::new(),
             }),
+            room,
         }
     }
 
@@ -325,11 +329,18 @@ impl TxMemory {
         loop {
             let (blocks, count) = self.completions(account)?;
             let mut rest = None;
+            let mut came = false;
             for block in blocks.iter().flatten() {
+                came = true;
                 if !account.push(stock, usize::from(block.order), block.chunk) {
                     let shared = rest.get_or_insert_with(|| lock(&self.shared));
                     self.give(&mut shared.buddy, block.chunk);
                 }
+            }
+            drop(rest);
+            if came {
+                // Who looked meanwhile has found them neither in the ring nor here.
+                self.room.came();
             }
             if count < BATCH {
                 return Ok(());
@@ -419,6 +430,8 @@ impl TxMemory {
             }
         }
         closed.retain(|account| account.lends());
+        drop(shared);
+        self.room.came();
     }
 
     /// The sink of a ring has none of its blocks any more, also of what it has been given since
@@ -477,6 +490,7 @@ impl TxMemory {
         if !account.push(stock, usize::from(block.order), block.chunk) {
             self.give(&mut lock(&self.shared).buddy, block.chunk);
         }
+        self.room.came();
     }
 
     /// Takes back what an account holds and what has completed.
@@ -650,7 +664,7 @@ mod loom_model {
     #[test]
     fn a_block_that_a_sink_gives_back_before_it_has_it_stays_with_the_lane() {
         loom::model(|| {
-            let memory = loom::sync::Arc::new(TxMemory::new(4 * CHUNK, 0));
+            let memory = loom::sync::Arc::new(TxMemory::new(4 * CHUNK, 0, Arc::default()));
             let lent = loom::sync::Arc::new(Lent::new(1, memory.chunks()));
             let chunk = memory.take(&mut lock(&memory.shared).buddy, 1);
             let block = Block {

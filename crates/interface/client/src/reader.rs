@@ -10,10 +10,11 @@ use takt_session::message::{DirectEnd, Envelope, Reply, Request};
 use takt_session::{ErrorCode, Failure, transport};
 
 use crate::connect;
-use crate::control::{Answer, Link, Shared, poll, wake_sinks};
+use crate::control::{Answer, Link, Shared, poll, wake_endpoints};
 use crate::direct::Mail;
 use crate::error::Error;
 use crate::fork::{State, Status};
+use crate::room;
 
 /// First and longest pause between two attempts to reach the runtime.
 const BACKOFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
@@ -91,7 +92,7 @@ fn detach(shared: &Shared, ended: Option<Failure>) {
             notify.forget();
         }
     }
-    wake_sinks(&control);
+    wake_endpoints(shared, &control);
     drop(control);
     shared.notify();
     drop(link);
@@ -106,7 +107,7 @@ fn reconnect(shared: &Shared) -> bool {
     loop {
         match connect::connect(path).and_then(|socket| connect::attach(shared, socket)) {
             Ok(()) => {
-                wake_sinks(&shared.lock());
+                wake_endpoints(shared, &shared.lock());
                 return true;
             }
             Err(Error::Closed) => return false,
@@ -134,6 +135,7 @@ fn reconnect(shared: &Shared) -> bool {
 fn serve(shared: &Shared, link: &Link) -> End {
     let [shortest, longest] = LINGER;
     let mut linger = shortest;
+    let mut room_ended = false;
     loop {
         let timeout = if close_lingering(shared) {
             linger = (linger * 2).min(longest);
@@ -142,12 +144,23 @@ fn serve(shared: &Shared, link: &Link) -> End {
             linger = shortest;
             None
         };
+        let signal = link.attachment.room_signal.get().filter(|_| !room_ended);
         let mut fds = [
             PollFd::new(&*link.socket, PollFlags::IN),
             PollFd::new(&shared.wake, PollFlags::IN),
+            // Without one nothing comes of this place that does not of the one before.
+            PollFd::new(signal.unwrap_or(&shared.wake), PollFlags::IN),
         ];
         if poll(&mut fds, timeout).is_err() {
             return End::Lost;
+        }
+        let room = fds[2].revents();
+        if let Some(signal) = signal.filter(|_| !room.is_empty()) {
+            // Before the sources are told: what is signalled from then on is another time.
+            room::drain(signal);
+            shared.room.came();
+            // It would be readable for ever. The socket tells what has become of the runtime.
+            room_ended = room.intersects(PollFlags::HUP | PollFlags::ERR);
         }
         if !fds[1].revents().is_empty() {
             let _ = rustix::io::read(&shared.wake, &mut [0; 8]);

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +28,7 @@ use crate::mapping::Mapping;
 use crate::memory::{Account, Block, Outcomes, Stock};
 use crate::owner::StreamCore;
 use crate::progress::Progress;
+use crate::room::RoomEvent;
 use crate::sink::Message;
 use crate::sys;
 use crate::wait::{Spin, Step, Wait};
@@ -43,6 +45,10 @@ const READER_LOOK: [Duration; 2] = [Duration::from_millis(1), Duration::from_mil
 pub struct SourceOptions {
     /// Most messages that may be on their way at once, a power of two up to 65536; 0: 1024.
     pub depth: u32,
+    /// A descriptor for an event loop is wanted, which tells of room: [`Source::fd`]. Lanes tell of it, so that such a source
+    /// gives all its messages to its lane, also in a trust domain. [`Error::Refused`] with [`NotAvailable`](crate::ErrorCode::NotAvailable)
+    /// by runtimes of releases that have no such descriptor.
+    pub notify_fd: bool,
 }
 
 /// Names a message that was emitted, among those of its source.
@@ -117,7 +123,10 @@ pub struct Source {
     inner: RefCell<Inner>,
     shared_core: Cell<bool>,
     at_once_here: Cell<bool>,
+    /// The state that the last failed call told of.
+    told: Cell<State>,
     interrupt: Arc<Interrupt>,
+    room: Option<Arc<RoomEvent>>,
     stream: Arc<StreamCore>,
 }
 
@@ -232,13 +241,11 @@ impl Binding {
     fn new(
         attachment: Arc<Attachment>,
         open: &OpenSource,
-        reliability: Reliability,
+        may_have_rings: bool,
         outcomes: impl FnOnce(u32) -> Outcomes,
     ) -> Result<Self, Error> {
         let block = open.block;
         let depth = block.depth;
-        // Other messages, and frames, go by the lane alone.
-        let may_have_rings = open.endpoint.is_none() && reliability == Reliability::BestEffort;
         if !depth.is_power_of_two()
             || depth > MAX_DEPTH
             || !attachment.holds_rings(block.offset, SourceBlock::bytes(depth))
@@ -321,16 +328,24 @@ impl Binding {
     }
 }
 
+/// Whether a source may give its messages to sinks itself: others, and frames, go by the lane alone, and so does what it is
+/// to be told of room for.
+fn may_have_rings(open: &OpenSource, reliability: Reliability, tells_room: bool) -> bool {
+    open.endpoint.is_none() && reliability == Reliability::BestEffort && !tells_room
+}
+
 impl Source {
     pub(crate) fn new(
         stream: Arc<StreamCore>,
         key: u32,
         channel: ChannelId,
         counted: Arc<AtomicU64>,
+        room: Option<Arc<RoomEvent>>,
     ) -> Result<Self, Error> {
         let shared = &stream.owner.shared;
         let bound = shared.source(key).and_then(|(attachment, open)| {
-            Binding::new(attachment, &open, stream.qos.reliability, |depth| {
+            let rings = may_have_rings(&open, stream.qos.reliability, room.is_some());
+            Binding::new(attachment, &open, rings, |depth| {
                 Outcomes::new(2 * depth as usize)
             })
         });
@@ -346,6 +361,7 @@ impl Source {
             channel,
             class: stream.qos.time_sensitivity.class().number(),
             slot: shared.slot,
+            told: Cell::new(binding.state),
             inner: RefCell::new(Inner {
                 binding,
                 retired: Vec::new(),
@@ -358,6 +374,7 @@ impl Source {
             shared_core: Cell::new(false),
             at_once_here: Cell::new(false),
             interrupt: Arc::default(),
+            room,
             stream,
         })
     }
@@ -1114,6 +1131,80 @@ impl Source {
         }
     }
 
+    /// A descriptor that becomes readable when there may be room, if [`SourceOptions::notify_fd`] was set. It is the same for the
+    /// source's whole life.
+    ///
+    /// An event loop calls [`buffer`](Self::buffer) until [`Error::WouldBlock`] (or [`Error::Disconnected`]), then
+    /// [`arm`](Self::arm), and waits for the descriptor if that says true.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.room.as_ref().map(|room| room.as_fd())
+    }
+
+    /// Asks for the descriptor to become readable with the next room that may do for a message of `len` bytes, or change of the
+    /// session. False: there is room already, or an error to be told; or the source has no descriptor. Armed for one event.
+    ///
+    /// Room comes as messages are complete, of this source or, for its memory is used by all, of another of the session, and
+    /// as buffers are dropped. Not as sinks of a trust domain give back what another source of the session has given them
+    /// itself: that is found when that source emits.
+    pub fn arm(&self, len: usize) -> bool {
+        let Some(event) = self.room.as_ref().filter(|_| !self.slot.forked()) else {
+            return false;
+        };
+        event.drain();
+        self.flush();
+        if let Some(progress) = self.progress() {
+            progress.sleeps();
+        }
+        let mut inner = self.inner.borrow_mut();
+        let inner = &mut *inner;
+        let mut state = self.slot.state();
+        if state != inner.binding.state && state.status() == Status::Attached {
+            if self.rebind(inner).is_err() {
+                return false;
+            }
+            state = inner.binding.state;
+        }
+        let room = &self.shared().room;
+        room.arm(event);
+        // Nothing more is to be told of a state that is not attached: the change that ends it comes as an event of its own.
+        let nothing = match state == inner.binding.state {
+            true => {
+                let bell = &inner.binding.attachment.room_bell;
+                // Others may be armed as well: it is looked for room afterwards, and never disarmed.
+                bell.arm_fd(|| false);
+                !self.has_room(&mut inner.binding, len)
+            }
+            false => self.told.get() == state,
+        };
+        let armed = nothing && self.slot.state() == state;
+        if !armed {
+            room.disarm(event);
+        }
+        armed
+    }
+
+    /// Whether a call for a buffer would give one, or an error.
+    fn has_room(&self, binding: &mut Binding, len: usize) -> bool {
+        if len > binding.attachment.max_message {
+            return true;
+        }
+        if let Err(error) = binding.room(self.shared()) {
+            return !matches!(error, Error::WouldBlock);
+        }
+        let memory = &binding.attachment.memory;
+        match memory.allocate(&binding.account, &mut binding.stock, len) {
+            Ok(Some(block)) => {
+                memory.free(&binding.account, &mut binding.stock, block);
+                true
+            }
+            Ok(None) => false,
+            Err(impossible) => {
+                self.shared().violated(binding.state, impossible.0);
+                true
+            }
+        }
+    }
+
     /// Ends this source's waits from other threads.
     pub fn waker(&self) -> Waker {
         Waker::new(&self.stream.owner.shared, &self.interrupt, None)
@@ -1132,12 +1223,14 @@ impl Source {
     #[cold]
     fn rebind(&self, inner: &mut Inner) -> Result<(), Error> {
         let shared = self.shared();
-        let (attachment, open) = shared.source(self.key)?;
+        let state = self.slot.state();
+        let bound = shared.source(self.key);
+        let (attachment, open) = bound.inspect_err(|_| self.told.set(state))?;
         // What the runtime had completed before it went.
         let _ = inner.binding.harvest(shared);
         let old = &inner.binding.account;
-        let reliability = self.stream.qos.reliability;
-        let new = Binding::new(attachment, &open, reliability, |_| old.take_outcomes())?;
+        let rings = may_have_rings(&open, self.stream.qos.reliability, self.room.is_some());
+        let new = Binding::new(attachment, &open, rings, |_| old.take_outcomes())?;
         let old = std::mem::replace(&mut inner.binding, new);
         inner.lost += old.pending();
         inner.bound_at = inner.emitted;
@@ -1206,6 +1299,9 @@ impl Drop for Source {
     fn drop(&mut self) {
         drop(self.reserved());
         if !self.slot.forked() {
+            if let Some(event) = &self.room {
+                self.shared().room.disarm(event);
+            }
             let binding = &mut self.inner.get_mut().binding;
             let memory = &binding.attachment.memory;
             for ring in &binding.direct.rings {

@@ -14,6 +14,7 @@ use crate::frame::FrameSource;
 use crate::notify::Notify;
 use crate::owner::StreamCore;
 use crate::reader;
+use crate::room::RoomEvent;
 use crate::sink::{Message, Sink, SinkOptions};
 use crate::source::{Source, SourceOptions};
 
@@ -66,8 +67,8 @@ impl Stream {
     /// # Errors
     /// As [`source`](Self::source); [`Error::Refused`] when a depth is not possible.
     pub fn source_with(&self, channel: ChannelId, options: SourceOptions) -> Result<Source, Error> {
-        let (key, emitted) = self.open_source(Target::Channel(channel), options.depth)?;
-        Source::new(self.0.clone(), key, channel, emitted)
+        let (key, emitted, room) = self.open_source(Target::Channel(channel), options)?;
+        Source::new(self.0.clone(), key, channel, emitted, room)
     }
 
     /// Opens a source of whole Ethernet frames, which leave the node from the tenant's endpoint.
@@ -75,20 +76,39 @@ impl Stream {
     /// # Errors
     /// As [`source_with`](Self::source_with); [`Error::Refused`] also when the tenant has no endpoint.
     pub fn frame_source(&self, options: SourceOptions) -> Result<FrameSource, Error> {
-        let (key, emitted) = self.open_source(Target::Endpoint, options.depth)?;
-        FrameSource::new(self.0.clone(), key, emitted)
+        let (key, emitted, room) = self.open_source(Target::Endpoint, options)?;
+        FrameSource::new(self.0.clone(), key, emitted, room)
     }
 
     /// Opens a source at the runtime and puts it on record under the key that is returned, with where it is to count
-    /// what it emits.
-    fn open_source(&self, target: Target, depth: u32) -> Result<(u32, Arc<AtomicU64>), Error> {
+    /// what it emits, and the descriptor that tells of room.
+    #[allow(clippy::type_complexity)] // used twice, here
+    fn open_source(
+        &self,
+        target: Target,
+        options: SourceOptions,
+    ) -> Result<(u32, Arc<AtomicU64>, Option<Arc<RoomEvent>>), Error> {
         let shared = &self.0.owner.shared;
+        let SourceOptions { depth, notify_fd } = options;
+        let room = match notify_fd {
+            true => {
+                let room =
+                    RoomEvent::new().map_err(Error::system("make the source's descriptor"))?;
+                Some(Arc::new(room))
+            }
+            false => None,
+        };
         // Random: its keys are. A forked child has those of its parent.
         let mut origin = RandomState::new().build_hasher();
         origin.write_u32(std::process::id());
         let origin = origin.finish();
         let (answer, state) = shared.request(target.open(self.id()?, depth, origin, 0))?;
         let opened = source_opened(answer)?;
+        if notify_fd && let Err(error) = shared.tell_room(state, opened.id) {
+            // Nobody uses it.
+            shared.post_in(state, Request::CloseSource(opened.id));
+            return Err(error);
+        }
         let emitted = Arc::<AtomicU64>::default();
         let counted = emitted.clone();
         let key = shared.record(state, |control, key, _| {
@@ -98,12 +118,13 @@ impl Stream {
                 depth,
                 origin,
                 emitted: counted,
+                tells_room: notify_fd,
                 opened: Ok(opened),
             };
             control.sources.insert(key, record);
             Ok(())
         })?;
-        Ok((key, emitted))
+        Ok((key, emitted, room))
     }
 
     /// Opens a sink: a reading end of a channel.

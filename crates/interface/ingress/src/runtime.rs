@@ -83,7 +83,10 @@ impl Runtime {
         let session = session.open()?;
         let stream = session.stream(Qos::fast())?;
         Ok(Self {
-            frames: stream.frame_source(SourceOptions { depth: DEPTH })?,
+            frames: stream.frame_source(SourceOptions {
+                depth: DEPTH,
+                ..SourceOptions::default()
+            })?,
             _session: session,
             endpoint: None,
             destinations: HashMap::new(),

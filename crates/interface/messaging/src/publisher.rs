@@ -100,7 +100,13 @@ impl Publisher {
         let claim = participant.claim(&name)?;
         let stream = participant.stream(options.qos)?;
         let depth = depth(options.depth);
-        let source = stream.source_with(name.channel, SourceOptions { depth })?;
+        let source = stream.source_with(
+            name.channel,
+            SourceOptions {
+                depth,
+                ..SourceOptions::default()
+            },
+        )?;
         let entry = Entry {
             id: rand::random(),
             topic: name.text.clone(),

@@ -199,5 +199,8 @@ fn open(state: &mut State, depth: u32) -> Result<FrameSource, Error> {
 }
 
 fn source_of(stream: &Stream, depth: u32) -> Result<FrameSource, Error> {
-    stream.frame_source(SourceOptions { depth })
+    stream.frame_source(SourceOptions {
+        depth,
+        ..SourceOptions::default()
+    })
 }

@@ -28,7 +28,13 @@ fn ends(depth: u32) -> Ends {
         .stream(Qos::default().time_sensitive(class))
         .expect("stream");
     let source = stream
-        .source_with(CHANNEL, SourceOptions { depth })
+        .source_with(
+            CHANNEL,
+            SourceOptions {
+                depth,
+                ..SourceOptions::default()
+            },
+        )
         .expect("source");
     let sink = stream
         .sink_with(
@@ -309,7 +315,13 @@ fn a_buffer_of_another_source_is_refused_and_goes_back_to_its_own() {
     let ends = ends(2);
     let Ends { stream, source, .. } = &ends;
     let other = stream
-        .source_with(CHANNEL, SourceOptions { depth: 2 })
+        .source_with(
+            CHANNEL,
+            SourceOptions {
+                depth: 2,
+                ..SourceOptions::default()
+            },
+        )
         .expect("source");
     for _ in 0..10 {
         let buffer = other.buffer(8).expect("buffer");

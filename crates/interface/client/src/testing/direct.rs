@@ -63,7 +63,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let arena = Arc::new(Arena::create("takt-test", 64 << 10).expect("an arena"));
-        let memory = TxMemory::new(BYTES, 0);
+        let memory = TxMemory::new(BYTES, 0, std::sync::Arc::default());
         let ring = |at: usize| at * 4096;
         let done = Consumer::<Completion>::attach(&arena, ring(0), DEPTH).expect("a ring");
         let account = memory.open(done, Outcomes::new(2 * DEPTH as usize));

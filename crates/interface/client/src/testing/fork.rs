@@ -41,6 +41,11 @@ fn in_a_child_every_call_says_so_and_the_parent_is_not_disturbed() {
     let session = peer.session();
     let stream = session.stream(Qos::default()).expect("stream");
     let source = stream.source(CHANNEL).expect("source");
+    let told = crate::SourceOptions {
+        depth: 1,
+        notify_fd: true,
+    };
+    let told = stream.source_with(CHANNEL, told).expect("source");
     let sink = stream.sink(CHANNEL).expect("sink");
     let callback = stream.sink_callback(CHANNEL, |_| {}).expect("sink");
     emit(&source, b"held").expect("emit");
@@ -62,11 +67,13 @@ fn in_a_child_every_call_says_so_and_the_parent_is_not_disturbed() {
             && sink.available() == 0
             && sink.counters().delivered == 0
             && !sink.arm()
+            && !told.arm(1)
             && stream.datapath().is_empty()
             && callback.failure().is_some()
             && !session.is_attached();
         drop(held);
-        drop((inherited(&source), inherited(&sink), inherited(&callback)));
+        drop((inherited(&source), inherited(&told)));
+        drop((inherited(&sink), inherited(&callback)));
         drop((inherited(&stream), inherited(&session)));
         good
     });

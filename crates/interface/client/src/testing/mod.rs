@@ -9,10 +9,13 @@ mod memory;
 mod peer;
 mod reconnect;
 mod rings;
+mod room;
 mod session;
 mod waiting;
 
 use std::time::Duration;
+
+pub use peer::readable;
 
 use crate::{Error, Message, Sink, Source, Wait};
 

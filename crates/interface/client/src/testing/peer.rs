@@ -10,9 +10,9 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::net::{SendFlags, SocketAddrUnix, SocketFlags};
 use takt_session::layout::{
-    ARENA_MAGIC, ArenaMap, Completion, DEFAULT_DEPTH, HEADER_BYTES, LANE_DIRTY_OFFSET,
-    LANE_STATE_OFFSET, MAGIC_OFFSET, Outcome, RxDescriptor, SinkBlock, SinkCounter, SourceBlock,
-    TX_REGION, TxDescriptor, VERSION_OFFSET,
+    ABILITIES_OFFSET, ARENA_MAGIC, ArenaMap, CAN_TELL_ROOM, Completion, DEFAULT_DEPTH,
+    HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, MAGIC_OFFSET, Outcome, ROOM_OFFSET,
+    RxDescriptor, SinkBlock, SinkCounter, SourceBlock, TX_REGION, TxDescriptor, VERSION_OFFSET,
 };
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ChannelId, Endpoint, ErrorCode, Failure, PROTOCOL_VERSION, transport};
@@ -75,6 +75,8 @@ pub struct Served {
     pub region: Option<OwnedFd>,
     /// The request to end the session: answered when the last source is gone.
     end: Option<u32>,
+    /// Both ends of the descriptor that tells of room, and its word.
+    pub room: Option<(OwnedFd, OwnedFd, SinkBellHost)>,
 }
 
 /// The peer's state. Switches are set by the tests.
@@ -104,6 +106,8 @@ pub struct Host {
     pub rx_bytes: usize,
     /// Sessions are in a trust domain.
     pub domain: bool,
+    /// It says that it can tell of room at sources.
+    pub tells_room: bool,
     stop: bool,
 }
 
@@ -162,6 +166,7 @@ impl Peer {
             tx_bytes: 1 << 20,
             rx_bytes: 1 << 20,
             domain: false,
+            tells_room: true,
             stop: false,
         }));
         let (for_thread, woken) = (host.clone(), wake.clone());
@@ -375,6 +380,7 @@ impl Host {
                 request,
                 (self.tx_bytes, self.rx_bytes),
                 self.domain,
+                self.tells_room,
             ));
         } else {
             let warning = self.warning.clone();
@@ -404,6 +410,7 @@ impl Served {
         request: u32,
         (tx_bytes, rx_bytes): (usize, usize),
         domain: bool,
+        tells_room: bool,
     ) -> Self {
         let map = ArenaMap {
             ring_bytes: RING_BYTES,
@@ -426,6 +433,9 @@ impl Served {
         };
         set(MAGIC_OFFSET, ARENA_MAGIC);
         set(VERSION_OFFSET, PROTOCOL_VERSION.into());
+        if tells_room {
+            set(ABILITIES_OFFSET, CAN_TELL_ROOM);
+        }
         let bell = LaneBellHost::new(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET).expect("bell");
         let attached = Reply::Attached {
             session: 1,
@@ -448,6 +458,7 @@ impl Served {
             sinks: Vec::new(),
             region,
             end: None,
+            room: None,
         }
     }
 
@@ -515,6 +526,15 @@ impl Served {
                     },
                 };
                 reply(&self.socket, request, opened, &[]);
+            }
+            Request::TellRoom(source) => {
+                assert!(self.sources[source as usize].is_some(), "no such source");
+                let (_, theirs, _) = self.room.get_or_insert_with(|| {
+                    let (ours, theirs) = transport::pair().expect("pair");
+                    let bell = SinkBellHost::attach(&self.arena, ROOM_OFFSET).expect("bell");
+                    (ours, theirs, bell)
+                });
+                reply(&self.socket, request, Reply::RoomTold, &[theirs.as_fd()]);
             }
             Request::Unserved(_) => reply(&self.socket, request, Reply::Noted, &[]),
             Request::OpenSink {
@@ -621,6 +641,11 @@ impl Served {
             };
             s.tx.release();
             s.completions.publish();
+            if let Some((ours, _, bell)) = &self.room
+                && bell.ring() == Wake::Fd
+            {
+                let _ = rustix::net::send(ours, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            }
             let given = self.arena.atomic_u64(s.block.given()).expect("a word");
             given.store(s.given, Ordering::Release);
             let closing = s.closing;

@@ -188,7 +188,10 @@ fn a_buffer_that_was_put_aside_is_sent_when_no_other_is_free_and_gone_with_its_r
     let peer = Peer::start();
     let session = peer.session();
     let stream = session.stream(Qos::default()).expect("stream");
-    let options = SourceOptions { depth: 4 };
+    let options = SourceOptions {
+        depth: 4,
+        ..SourceOptions::default()
+    };
     let source = stream.source_with(CHANNEL, options).expect("source");
     let sink = stream.sink(CHANNEL).expect("sink");
     assert!(source.reserved().is_none());

@@ -45,7 +45,13 @@ fn one_call_to_wake_ends_one_wait_for_a_buffer_or_a_reader() {
     let peer = Peer::start();
     let session = peer.session();
     let stream = session.stream(Qos::slow()).expect("stream");
-    let source = stream.source_with(CHANNEL, SourceOptions { depth: 1 });
+    let source = stream.source_with(
+        CHANNEL,
+        SourceOptions {
+            depth: 1,
+            ..SourceOptions::default()
+        },
+    );
     let source = source.expect("source");
     let held = source.buffer(8).expect("buffer");
     let waker = source.waker();

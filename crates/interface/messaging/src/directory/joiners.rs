@@ -228,7 +228,10 @@ impl Joiners {
                 return;
             };
             let until = *joiner.until.get_or_insert(now + JOINS_WITHIN);
-            let options = SourceOptions { depth: DEPTH };
+            let options = SourceOptions {
+                depth: DEPTH,
+                ..SourceOptions::default()
+            };
             match self.stream.source_with(inbox(joiner.inbox), options) {
                 Ok(source) => self.served.push(Served {
                     joiner,

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use takt_session::layout::{
     ABILITIES_OFFSET, ARENA_MAGIC, ArenaMap, CAN_TELL_ROOM, DEFAULT_DEPTH, HEADER_BYTES,
-    LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, LATEST_DEPTH, MAGIC_OFFSET, MAX_DEPTH, SinkBlock, SourceBlock, VERSION_OFFSET,
+    LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, LATEST_DEPTH, MAGIC_OFFSET, MAX_DEPTH, SinkBlock,
+    SourceBlock, VERSION_OFFSET,
 };
 use takt_session::message::Reply;
 use takt_session::printable;
