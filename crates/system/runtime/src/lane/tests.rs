@@ -44,6 +44,7 @@ mod fairness;
 mod local;
 mod priority;
 mod restarts;
+mod room;
 
 const CHANNEL: ChannelId = ChannelId(5);
 const SESSION: SessionId = SessionId(1);

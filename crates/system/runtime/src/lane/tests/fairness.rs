@@ -12,15 +12,15 @@ use crate::slots::{SinkSlot, SourceSlot};
 /// A tenant's application at a lane, at the level of rings.
 pub struct Guest {
     pub id: SessionId,
-    handle: LaneHandle,
-    arena: Arc<Arena>,
+    pub handle: LaneHandle,
+    pub arena: Arc<Arena>,
     bell: LaneBell,
     /// Where the next block of rings goes.
     free: usize,
     sources: Vec<(Producer<TxDescriptor>, Consumer<Completion>)>,
     source_blocks: Vec<SourceBlock>,
     pub sinks: Vec<(Consumer<RxDescriptor>, Producer<Release>)>,
-    blocks: Vec<SinkBlock>,
+    pub blocks: Vec<SinkBlock>,
 }
 
 /// A lane with tenants.
