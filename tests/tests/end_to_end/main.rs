@@ -23,6 +23,7 @@ mod priority;
 mod python;
 mod refusals;
 mod remapping;
+mod room;
 mod routed;
 mod schedules;
 mod scouting;
