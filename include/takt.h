@@ -278,6 +278,21 @@ enum takt_outcome {
  * TAKT_E_INVALID_ARGUMENT. */
 int takt_source_open(takt_stream *stream, uint64_t channel, uint32_t depth, takt_source **source);
 
+/* How to open a source. Start from TAKT_SOURCE_OPTIONS_INIT. */
+typedef struct takt_source_options {
+    size_t size;    /* sizeof(takt_source_options) */
+    uint32_t depth; /* as of takt_source_open() */
+    int notify_fd;  /* nonzero: a descriptor for an event loop is wanted, which tells of room. In a trust domain such a source
+                     * gives its messages to the runtime */
+} takt_source_options;
+
+#define TAKT_SOURCE_OPTIONS_INIT {sizeof(takt_source_options), 0, 0}
+
+/* As takt_source_open(), with all options. `options` may be NULL. TAKT_E_NOT_AVAILABLE with `notify_fd` and a runtime of an
+ * older release. */
+int takt_source_open_with(takt_stream *stream, uint64_t channel, const takt_source_options *options,
+                          takt_source **source);
+
 /* Closes a source. What was emitted is still sent; buffers that are out become invalid. NULL does
  * nothing. */
 void takt_source_close(takt_source *source);
@@ -296,6 +311,17 @@ int takt_source_lost(const takt_source *source, uint64_t *count);
  * there are; lanes of other nodes count as one each. TAKT_E_WOULD_BLOCK with TAKT_NOWAIT and none,
  * TAKT_E_TIMED_OUT, TAKT_E_INTERRUPTED. */
 int takt_source_wait_reader(takt_source *source, int64_t timeout_ns);
+
+/* The descriptor for an event loop, if it was asked for: the same one for the source's whole life, owned by
+ * the source. Loop: takt_buffer_get(TAKT_NOWAIT) until TAKT_E_WOULD_BLOCK or TAKT_E_DISCONNECTED; takt_source_arm();
+ * if that returns 1 wait until the descriptor is readable, and begin anew. */
+int takt_source_fd(const takt_source *source);
+
+/* 1: the descriptor becomes readable, once, when there may be room for a message of `length` bytes, or with the next change
+ * of the session. 0: there is room already, or an error to be told. Room comes as messages are complete, of this
+ * source or of others of the session, whose memory it is, and as buffers are abandoned. Of what sinks of a trust domain give
+ * back to other sources of the session it is told when those emit. */
+int takt_source_arm(takt_source *source, size_t length);
 
 /* The wait of this source that is under way, or the next one if none is, returns TAKT_E_INTERRUPTED. From any thread,
  * while the source is open; not from signal handlers. */

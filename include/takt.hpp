@@ -112,6 +112,12 @@ struct qos {
     std::string datapath; /* this one and no other; empty: the node chooses */
 };
 
+/* How to open a source. */
+struct source_options {
+    uint32_t depth = 0;
+    bool notify_fd = false; /* for fd() and arm() */
+};
+
 /* How to open a sink. */
 struct sink_options {
     uint32_t depth = 0;
@@ -204,6 +210,9 @@ public:
     /* Whether sinks of this node get messages with a launch time at once. */
     void at_once_here(bool at_once) { detail::check(takt_source_at_once_here(handle_.get(), at_once)); }
     size_t max_message() const { return static_cast<size_t>(detail::check(takt_source_max_message(handle_.get()))); }
+    /* For event loops, if it was opened for that, see takt_source_fd(). */
+    int fd() const { return detail::check(takt_source_fd(handle_.get())); }
+    bool arm(size_t length) { return detail::check(takt_source_arm(handle_.get(), length)) != 0; }
     /* Ends a wait in another thread with TAKT_E_INTERRUPTED. */
     void wake() { detail::check(takt_wake_source(handle_.get())); }
     takt_source *get() const noexcept { return handle_.get(); }
@@ -345,6 +354,14 @@ public:
     source open_source(uint64_t channel, uint32_t depth = 0) {
         takt_source *source = nullptr;
         detail::check(takt_source_open(handle_.get(), channel, depth, &source));
+        return takt::source(source);
+    }
+    source open_source(uint64_t channel, const source_options &options) {
+        takt_source_options from = TAKT_SOURCE_OPTIONS_INIT;
+        takt_source *source = nullptr;
+        from.depth = options.depth;
+        from.notify_fd = options.notify_fd;
+        detail::check(takt_source_open_with(handle_.get(), channel, &from, &source));
         return takt::source(source);
     }
     sink open_sink(uint64_t channel, const sink_options &options = {}) {

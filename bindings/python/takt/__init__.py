@@ -409,50 +409,28 @@ def _tell(ready: "asyncio.Future[None]") -> None:
         ready.set_result(None)
 
 
-class _Receiver(_Part, Generic[_T]):
+_R = TypeVar("_R")
+
+
+class _Waited(_Part):
     """A part with a descriptor, for which tasks of an event loop wait."""
 
     def __init__(self, handle: _Handle) -> None:
         super().__init__(handle)
         #: One for each task that waits.
         self._waiting: "list[asyncio.Future[None]]" = []
-        #: What was taken when a signal's handler raised, for the next call.
-        self._kept: "list[_Loan]" = []
         #: Since when tasks have not waited for it.
         self._busy_since: Optional[float] = None
 
     def fileno(self) -> int:
         raise NotImplementedError
 
-    def _lent(self, handle: _Handle) -> _Loan:
-        """A place for what comes next."""
+    def _look(self, handle: _Handle) -> int:
+        """Has the library wait for `_LOOK_NS`: its code."""
         raise NotImplementedError
 
-    def _take(self, handle: _Handle, ns: int, loan: _Loan) -> int:
-        """Has the library fill a place."""
-        raise NotImplementedError
-
-    def _received(self, loan: _Loan) -> _T:
-        """What came."""
-        raise NotImplementedError
-
-    def _next(self, timeout: Optional[float]) -> _T:
-        handle = self._open()
-        loan = self._kept[0] if self._kept else self._lent(handle)
-        try:
-            if loan.held:
-                self._kept.remove(loan)
-            else:
-                _wait(self, timeout, lambda handle, ns: self._take(handle, ns, loan))
-            return self._received(loan)
-        except BaseException:
-            # A signal's handler may raise between any two instructions.
-            if loan.held:
-                self._kept.append(loan)
-            raise
-
-    async def _next_async(self, arm: "Callable[[], bool]") -> _T:
-        """What comes next; meanwhile the event loop goes on."""
+    async def _async(self, attempt: "Callable[[], _R]", arm: "Callable[[], bool]") -> _R:
+        """What `attempt` gives once it does not raise `WouldBlock`; meanwhile the event loop goes on."""
         loop = asyncio.get_running_loop()
         if self._busy_since is not None and (self._waiting or loop.time() - self._busy_since > _SLICE):
             # It comes faster than it is worked off: others have their turn.
@@ -462,7 +440,7 @@ class _Receiver(_Part, Generic[_T]):
         attached = _is_attached(self._open())
         while True:
             try:
-                received = self._next(0)
+                result = attempt()
             except WouldBlock:
                 attached = True
             except Disconnected:
@@ -476,7 +454,7 @@ class _Receiver(_Part, Generic[_T]):
                     self._busy_since = loop.time()
                 # This task may have armed the descriptor, and not wait for it: those who do look again.
                 self._tell_waiting()
-                return received
+                return result
             if self._woken:
                 self._woken = False
                 raise Interrupted("the wait was ended by `wake`")
@@ -487,10 +465,7 @@ class _Receiver(_Part, Generic[_T]):
     def _looks_for_runtime(self) -> bool:
         """Whether a short wait is one: it fails at once where the session does not attach again."""
         handle, begin = self._open(), time.monotonic_ns()
-        loan = self._lent(handle)
-        code = self._take(handle, _LOOK_NS, loan)
-        if loan.held:
-            self._kept.append(loan)
+        code = self._look(handle)
         return code != Disconnected.code or time.monotonic_ns() - begin >= _LOOK_NS
 
     async def _readable(self) -> None:
@@ -536,8 +511,59 @@ class _Receiver(_Part, Generic[_T]):
     def close(self) -> None:
         """Closes it. Waits of tasks end with `Closed`. A second call does nothing."""
         super().close()
-        self._kept.clear()
         self._tell_waiting()
+
+
+class _Receiver(_Waited, Generic[_T]):
+    """A part from which something comes."""
+
+    def __init__(self, handle: _Handle) -> None:
+        super().__init__(handle)
+        #: What was taken when a signal's handler raised, for the next call.
+        self._kept: "list[_Loan]" = []
+
+    def _lent(self, handle: _Handle) -> _Loan:
+        """A place for what comes next."""
+        raise NotImplementedError
+
+    def _take(self, handle: _Handle, ns: int, loan: _Loan) -> int:
+        """Has the library fill a place."""
+        raise NotImplementedError
+
+    def _received(self, loan: _Loan) -> _T:
+        """What came."""
+        raise NotImplementedError
+
+    def _next(self, timeout: Optional[float]) -> _T:
+        handle = self._open()
+        loan = self._kept[0] if self._kept else self._lent(handle)
+        try:
+            if loan.held:
+                self._kept.remove(loan)
+            else:
+                _wait(self, timeout, lambda handle, ns: self._take(handle, ns, loan))
+            return self._received(loan)
+        except BaseException:
+            # A signal's handler may raise between any two instructions.
+            if loan.held:
+                self._kept.append(loan)
+            raise
+
+    async def _next_async(self, arm: "Callable[[], bool]") -> _T:
+        """What comes next; meanwhile the event loop goes on."""
+        return await self._async(lambda: self._next(0), arm)
+
+    def _look(self, handle: _Handle) -> int:
+        loan = self._lent(handle)
+        code = self._take(handle, _LOOK_NS, loan)
+        if loan.held:
+            self._kept.append(loan)
+        return code
+
+    def close(self) -> None:
+        """Closes it. Waits of tasks end with `Closed`. A second call does nothing."""
+        super().close()
+        self._kept.clear()
 
 
 class Session(_Part):
@@ -629,11 +655,20 @@ class Stream(_Part):
         """Why the datapath is not what was asked for; empty if it is."""
         return self._text(lib.takt_stream_warning)
 
-    def source(self, channel: int, *, depth: int = 0, at_once_here: bool = False) -> "Source":
+    def source(
+        self, channel: int, *, depth: int = 0, at_once_here: bool = False, notify_fd: bool = False
+    ) -> "Source":
         """Opens the writing end of a channel. `depth`: most messages under way, a power of two; 0: 1024. `at_once_here`: sinks
-        of this node get messages with a launch time at once."""
+        of this node get messages with a launch time at once. `notify_fd`: a descriptor tells of room, for `buffer_async`,
+        `send_async`, `fileno` and `arm`; `NotAvailable` with a runtime of an older release."""
+        options = _native.SourceOptions(
+            size=ctypes.sizeof(_native.SourceOptions),
+            depth=_number("depth", depth),
+            notify_fd=_flag("notify_fd", notify_fd),
+        )
         pointer = ctypes.c_void_p()
-        check(lib.takt_source_open(self._open(), _number("channel", channel, 64), _number("depth", depth), ctypes.byref(pointer)))
+        channel = _number("channel", channel, 64)
+        check(lib.takt_source_open_with(self._open(), channel, ctypes.byref(options), ctypes.byref(pointer)))
         source = Source(_Handle(pointer, lib.takt_source_close, self._open()))
         if _flag("at_once_here", at_once_here):
             check(lib.takt_source_at_once_here(source._open(), 1))
@@ -660,7 +695,7 @@ class Stream(_Part):
         self.close()
 
 
-class Source(_Part):
+class Source(_Waited):
     """The writing end of a channel."""
 
     _name = "source"
@@ -714,9 +749,36 @@ class Source(_Part):
         return _wait(self, timeout, lambda handle, ns: lib.takt_source_wait_reader(handle, ns))
 
     def wake(self) -> None:
-        """Ends a wait of this source in another thread, or the next one, with `Interrupted`."""
-        self._woken = True
-        check(lib.takt_wake_source(self._open()))
+        """Ends a wait of this source in another thread or a task, or the next one, with `Interrupted`."""
+        self._wake(lib.takt_wake_source)
+
+    async def buffer_async(self, length: int) -> "Buffer":
+        """A buffer to write a message into, in place; meanwhile the event loop goes on. Of sources with `notify_fd`."""
+        self.fileno()
+        return await self._async(lambda: self.buffer(length, 0), lambda: self.arm(length))
+
+    async def send_async(self, data: Data, *, launch_time_ns: Optional[int] = None) -> int:
+        """As `send`; meanwhile the event loop goes on. Of sources with `notify_fd`."""
+        length = memoryview(data).nbytes
+        self.fileno()
+        return await self._async(
+            lambda: self.send(data, 0, launch_time_ns=launch_time_ns), lambda: self.arm(length)
+        )
+
+    def fileno(self) -> int:
+        """The descriptor that becomes readable when `arm` said true and there may be room. Of sources with `notify_fd`."""
+        return check(lib.takt_source_fd(self._open()))
+
+    def arm(self, length: int) -> bool:
+        """True: the descriptor becomes readable, once, when there may be room for a message of that many bytes. False: there is
+        some already."""
+        return bool(check(lib.takt_source_arm(self._open(), _size("length", length))))
+
+    def _look(self, handle: _Handle) -> int:
+        loan = _Loan(handle, _native.Buffer(), lib.takt_buffer_abandon, lib.takt_buffer_mapping)
+        code = lib.takt_buffer_get(handle, 0, _LOOK_NS, ctypes.byref(loan.native))
+        loan.end()
+        return int(code)
 
     def __enter__(self) -> "Source":
         return self

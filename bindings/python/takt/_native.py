@@ -72,6 +72,10 @@ LATEST = 2
 FORKED = -13
 
 
+class SourceOptions(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("depth", c_uint32), ("notify_fd", c_int)]
+
+
 class SinkOptions(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -229,13 +233,15 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "stream_close": (None, [c_void_p]),
     "stream_datapath": (c_int, [c_void_p, c_char_p, c_size_t]),
     "stream_warning": (c_int, [c_void_p, c_char_p, c_size_t]),
-    "source_open": (c_int, [c_void_p, c_uint64, c_uint32, POINTER(c_void_p)]),
+    "source_open_with": (c_int, [c_void_p, c_uint64, POINTER(SourceOptions), POINTER(c_void_p)]),
     "source_close": (None, [c_void_p]),
     "source_at_once_here": (c_int, [c_void_p, c_int]),
     "source_max_message": (c_int, [c_void_p]),
     "source_lost": (c_int, [c_void_p, POINTER(c_uint64)]),
     "source_wait_reader": (c_int, [c_void_p, c_int64]),
     "wake_source": (c_int, [c_void_p]),
+    "source_fd": (c_int, [c_void_p]),
+    "source_arm": (c_int, [c_void_p, c_size_t]),
     "buffer_get": (c_int, [c_void_p, c_size_t, c_int64, POINTER(Buffer)]),
     "emit": (c_int, [c_void_p, POINTER(Buffer), POINTER(c_int64)]),
     "emit_at": (c_int, [c_void_p, POINTER(Buffer), c_int64, POINTER(c_int64)]),

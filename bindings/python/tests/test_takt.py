@@ -223,6 +223,52 @@ class Takt(unittest.TestCase):
         sink = self.stream.sink(40)
         asyncio.run(waits_end(self, sink, sink.receive_async))
 
+    def test_asyncio_sends_when_there_is_room_and_does_other_things_meanwhile(self) -> None:
+        async def talk() -> "list[bytes]":
+            other = takt.Session(name="other")
+            waiting = self.stream_that_waits(other).sink(45, depth=4)
+            source = self.stream_that_waits(self.session).source(45, depth=8, notify_fd=True)
+            source.wait_reader(PATIENCE)
+            received = []
+
+            async def send(first: int) -> None:
+                for number in range(first, first + 500):
+                    await source.send_async(number.to_bytes(2, "little"))
+
+            async def receive() -> None:
+                for _ in range(1500):
+                    received.append(bytes(await waiting.receive_async()))
+
+            tasks = [send(0), send(500), send(1000), receive()]
+            await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+            with await source.buffer_async(3) as buffer:
+                buffer.data[:] = b"end"
+            received.append(bytes(await waiting.receive_async()))
+            other.close()
+            source.close()
+            with self.assertRaises(takt.Closed):
+                await source.buffer_async(1)
+            return received
+
+        received = asyncio.run(talk())
+        self.assertEqual(received.pop(), b"end")
+        numbers = [int.from_bytes(one, "little") for one in received]
+        self.assertEqual(sorted(numbers), list(range(1500)))
+
+    def test_a_source_without_descriptor_has_no_async_calls(self) -> None:
+        with self.stream.source(46) as source:
+            with self.assertRaises(takt.InvalidArgument):
+                asyncio.run(source.send_async(b"x"))
+
+    def test_waits_of_tasks_for_room_end_when_it_is_closed_or_woken(self) -> None:
+        source = self.stream.source(47, depth=1, notify_fd=True)
+        taken = source.buffer(1, PATIENCE)
+        asyncio.run(waits_end(self, source, lambda: source.buffer_async(1)))
+        del taken
+
+    def stream_that_waits(self, session: takt.Session) -> takt.Stream:
+        return session.stream(reliable=True, slow_sinks=takt.SlowSinks.WAIT)
+
     def test_a_source_waits_for_who_listens_and_a_sink_need_not_hear_its_own_session(self) -> None:
         with self.stream.source(5) as source, self.stream.sink(5, no_local=True) as sink:
             with self.assertRaises(takt.TimedOut):

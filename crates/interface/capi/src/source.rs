@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use takt_client::{
 
 use crate::error::{guard, invalid};
 use crate::loans::Loans;
-use crate::pointers::{borrow, hand_out, place, take_back};
+use crate::pointers::{borrow, hand_out, place, sized, take_back};
 use crate::sink::{CSink, consumed};
 
 /// `takt_buffer`.
@@ -33,6 +34,21 @@ impl CBuffer {
         reserved: [0; 2],
     };
 }
+
+/// `takt_source_options`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Options {
+    size: usize,
+    depth: u32,
+    notify_fd: c_int,
+}
+
+const USUAL: Options = Options {
+    size: size_of::<Options>(),
+    depth: 0,
+    notify_fd: 0,
+};
 
 /// `timeout_ns` as the client understands it.
 #[inline]
@@ -126,6 +142,15 @@ impl Drop for CSource {
     }
 }
 
+fn open(stream: &Stream, channel: u64, options: Options) -> Result<CSource, Error> {
+    let options = SourceOptions {
+        depth: options.depth,
+        notify_fd: options.notify_fd != 0,
+    };
+    let source = stream.source_with(ChannelId(channel), options)?;
+    Ok(CSource::new(source))
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn takt_source_open(
     stream: *const Stream,
@@ -133,19 +158,26 @@ unsafe extern "C" fn takt_source_open(
     depth: u32,
     source: *mut *mut CSource,
 ) -> c_int {
+    let options = Options { depth, ..USUAL };
     // SAFETY: the caller's promises: null or valid.
     guard(|| unsafe {
         let stream = borrow(stream, "stream")?;
-        hand_out(source, "source", || {
-            let source = stream.source_with(
-                ChannelId(channel),
-                SourceOptions {
-                    depth,
-                    ..SourceOptions::default()
-                },
-            )?;
-            Ok(CSource::new(source))
-        })
+        hand_out(source, "source", || open(stream, channel, options))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_source_open_with(
+    stream: *const Stream,
+    channel: u64,
+    from: *const Options,
+    source: *mut *mut CSource,
+) -> c_int {
+    // SAFETY: null or valid.
+    guard(|| unsafe {
+        let stream = borrow(stream, "stream")?;
+        let options = sized(from, "options", USUAL)?;
+        hand_out(source, "source", || open(stream, channel, options))
     })
 }
 
@@ -316,6 +348,28 @@ unsafe extern "C" fn takt_source_wait_reader(source: *const CSource, timeout_ns:
         let source = unsafe { borrow(source, "source")? }.source();
         let count = source.wait_reader(wait(timeout_ns)?)?;
         Ok(c_int::try_from(count).unwrap_or(c_int::MAX))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_source_fd(source: *const CSource) -> c_int {
+    guard(|| {
+        // SAFETY: null or a source.
+        let fd = unsafe { borrow(source, "source")? }.source().fd();
+        fd.map(|fd| fd.as_raw_fd())
+            .ok_or_else(|| invalid("the source was opened without `notify_fd`"))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn takt_source_arm(source: *const CSource, length: usize) -> c_int {
+    guard(|| {
+        // SAFETY: null or a source.
+        let source = unsafe { borrow(source, "source")? }.source();
+        if source.fd().is_none() {
+            return Err(invalid("the source was opened without `notify_fd`"));
+        }
+        Ok(source.arm(length).into())
     })
 }
 

@@ -107,6 +107,14 @@ fn each_pair_of_a_domain_has_one_ring() {
     writer.source(stream, 6, 0);
     writer.sink(stream, 5, 0);
     until(4);
+    // One that is told of room by a descriptor: what it is given back there, no lane sees.
+    let told = writer.source(stream, 5, 0);
+    until(6);
+    let asked = writer.ask(Request::TellRoom(told.id));
+    assert_eq!(asked, Ok(Reply::RoomTold));
+    until(4);
+    let closed = writer.ask(Request::CloseSource(told.id));
+    assert_eq!(closed, Ok(Reply::Closed));
     let before = rings();
     let closed = reader.ask(Request::CloseSink(sink.id));
     assert_eq!(closed, Ok(Reply::Closed));

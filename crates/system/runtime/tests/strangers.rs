@@ -333,6 +333,45 @@ fn a_flood_of_connections_keeps_no_operator_waiting() {
 }
 
 #[test]
+fn the_descriptor_that_tells_of_room_counts_once_for_a_session() {
+    let with = |descriptors| {
+        let (runtime, directory, address) = listening(Policy {
+            descriptors,
+            ..Policy::default()
+        });
+        let mut app = App::over(connect(&address));
+        let stream = app.stream(Qos::slow());
+        let sources = [5, 6].map(|channel| app.source(stream, channel, 0).id);
+        (runtime, directory, app, sources)
+    };
+    let (runtime, _directory, mut app, sources) = with(4 + 2);
+    let held = || {
+        runtime
+            .handle()
+            .listeners()
+            .expect("running")
+            .remove(0)
+            .descriptors
+    };
+    assert_eq!(held(), 4);
+    for source in sources.into_iter().cycle().take(10) {
+        assert_eq!(app.ask(Request::TellRoom(source)), Ok(Reply::RoomTold));
+        assert_eq!(held(), 4 + 2);
+    }
+    let none = app.ask(Request::TellRoom(9)).expect_err("no such source");
+    assert_eq!(none.code, ErrorCode::NotFound);
+    drop(app);
+    until_true("they are released", || held() == 0);
+
+    let (_runtime, _directory, mut app, [source, _]) = with(4 + 1);
+    let refused = app.ask(Request::TellRoom(source)).expect_err("too many");
+    assert_eq!(refused.code, ErrorCode::Limit);
+    assert!(refused.message.contains("`descriptors`"), "{refused}");
+    let stream = app.stream(Qos::slow());
+    app.source(stream, 7, 0);
+}
+
+#[test]
 fn what_a_tenants_sessions_hold_together_is_bounded_and_can_be_had_again() {
     const MEBIBYTE: u64 = 1 << 20;
     let policy = Policy {

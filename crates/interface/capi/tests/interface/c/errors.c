@@ -74,6 +74,8 @@ int main(void) {
     WRONG(takt_message_information(sink, NULL, &info));
     WRONG(takt_release(sink, NULL));
     WRONG(takt_release(NULL, &buffer));
+    WRONG(takt_source_fd(NULL));
+    WRONG(takt_source_arm(NULL, 1));
     WRONG(takt_sink_fd(NULL));
     WRONG(takt_sink_arm(NULL));
     WRONG(takt_sink_read_counters(sink, NULL));
@@ -140,7 +142,9 @@ int main(void) {
     CHECK(takt_consume(sink, 1000, &buffer) == TAKT_E_TIMED_OUT);
     CHECK(strstr(takt_last_error(), "deadline") != NULL);
 
-    /* Sinks of the other kind. */
+    /* Sources and sinks of the other kind. */
+    WRONG(takt_source_fd(source));
+    WRONG(takt_source_arm(source, 1));
     WRONG(takt_sink_fd(sink));
     WRONG(takt_sink_arm(sink));
     WRONG(takt_sink_failure(sink));

@@ -179,6 +179,39 @@ static void event_loop(void) {
     expect("event");
 }
 
+static void event_loop_of_a_source(void) {
+    takt_source_options options = TAKT_SOURCE_OPTIONS_INIT;
+    takt_source *polled;
+    takt_buffer one, two;
+    options.depth = 1;
+    options.notify_fd = 1;
+    CHECK(takt_source_open_with(stream, CHANNEL, &options, &polled) == 0);
+    struct pollfd fd = {takt_source_fd(polled), POLLIN, 0};
+    CHECK(fd.fd >= 0);
+    CHECK(takt_source_arm(polled, 5) == 0);
+    CHECK(takt_buffer_get(polled, 5, TAKT_NOWAIT, &one) == 0);
+    CHECK(takt_buffer_get(polled, 5, TAKT_NOWAIT, &two) == TAKT_E_WOULD_BLOCK);
+    CHECK(takt_source_arm(polled, 5) == 1);
+    CHECK(poll(&fd, 1, 0) == 0);
+    CHECK(takt_buffer_abandon(polled, &one) == 0);
+    CHECK(poll(&fd, 1, 60000) == 1);
+    CHECK(takt_source_arm(polled, 5) == 0);
+    for (int number = 0; number < 100; number++) {
+        while (takt_buffer_get(polled, 5, TAKT_NOWAIT, &one) == TAKT_E_WOULD_BLOCK) {
+            if (takt_source_arm(polled, 5) == 1) {
+                CHECK(poll(&fd, 1, 60000) == 1);
+            }
+        }
+        memcpy(one.data, "room!", 5);
+        CHECK(takt_emit(polled, &one, NULL) == 0);
+        expect("room!");
+    }
+    takt_source_close(polled);
+    CHECK(takt_source_open_with(stream, CHANNEL, NULL, &polled) == 0);
+    CHECK(takt_source_fd(polled) == TAKT_E_INVALID_ARGUMENT);
+    takt_source_close(polled);
+}
+
 struct seen {
     int count;
     takt_sink *closes_itself;
@@ -253,6 +286,7 @@ int main(void) {
     large_messages();
     memory_that_is_kept();
     event_loop();
+    event_loop_of_a_source();
     callbacks();
 
     takt_sink_counters counters = TAKT_SINK_COUNTERS_INIT;

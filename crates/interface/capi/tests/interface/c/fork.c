@@ -44,6 +44,8 @@ static void others_fail(takt_session *session, takt_stream *stream, takt_source 
     CHECK(takt_emit_outcome(source, 0) == TAKT_E_FORKED);
     CHECK(takt_flush(source) == TAKT_E_FORKED);
     CHECK(takt_wake_source(source) == TAKT_E_FORKED);
+    CHECK(takt_source_fd(source) == TAKT_E_FORKED);
+    CHECK(takt_source_arm(source, 1) == TAKT_E_FORKED);
     CHECK(takt_buffer_abandon(source, held) == TAKT_E_FORKED);
     CHECK(takt_forward(source, sink, held, TAKT_FOREVER, NULL) == TAKT_E_FORKED);
     CHECK(takt_data_available(sink) == TAKT_E_FORKED);
