@@ -38,6 +38,14 @@ const (
 	RuntimePreferred = "preferred"
 )
 
+// defaultTotal is most shared memory of all sessions of a pod, where nothing else is said: taktd's own default is half of the node's
+// memory, and two pods would have all that there is for pods. A program that asks for no size has 136 MiB, with the preload too; what takes
+// launch times at the veth has 10 MiB twice. So there is room for two programs while what one of them had before is still sent.
+const defaultTotal = 512 << 20
+
+// besideOne is how much more all sessions may have, where one of them may have more than that.
+const besideOne = 64 << 20
+
 // Config is the network configuration that the plugin takes, beside what the CNI specification has.
 type Config struct {
 	types.PluginConf
@@ -59,7 +67,7 @@ type Config struct {
 	// VLANs are those whose tags the pod's frames may have; 0: tags with a priority alone.
 	VLANs []uint32 `json:"vlans,omitempty"`
 	// MemoryBytes bounds each session's shared memory, TotalMemoryBytes that of all of them, Sessions their number;
-	// taktd's defaults if 0.
+	// taktd's defaults if 0, but for TotalMemoryBytes: defaultTotal.
 	MemoryBytes      uint64 `json:"memoryBytes,omitempty"`
 	TotalMemoryBytes uint64 `json:"totalMemoryBytes,omitempty"`
 	Sessions         uint32 `json:"sessions,omitempty"`
@@ -147,6 +155,9 @@ func load(stdin []byte) (*Config, error) {
 	}
 	if c.VXLAN != nil && c.VLAN != nil {
 		return nil, invalid("vxlan and vlan: a network is one of both, remove the other")
+	}
+	if c.TotalMemoryBytes == 0 {
+		c.TotalMemoryBytes = max(defaultTotal, c.MemoryBytes+besideOne)
 	}
 	if len(c.Classes) == 0 {
 		c.Classes = []uint32{0}

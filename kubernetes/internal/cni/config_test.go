@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/skel"
+
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 )
 
 func TestAnAnnotationIsToldInBounds(t *testing.T) {
@@ -25,6 +27,24 @@ func TestAnAnnotationIsToldInBounds(t *testing.T) {
 		err := bounded(add)(&skel.CmdArgs{ContainerID: "1", IfName: "eth0", StdinData: tc.stdin})
 		if err == nil || len(err.Error()) > 1024 || !strings.Contains(err.Error(), tc.remedy) {
 			t.Errorf("%s: %.2000v", name, err)
+		}
+	}
+}
+
+func TestAPodHasABoundOfItsMemory(t *testing.T) {
+	for keys, want := range map[string]uint64{
+		"":                                512 << 20,
+		`, "memoryBytes": 25165824`:       512 << 20,
+		`, "memoryBytes": 1073741824`:     1<<30 + 64<<20,
+		`, "totalMemoryBytes": 167772160`: 160 << 20,
+		`, "totalMemoryBytes": 4294967296, "memoryBytes": 1073741824`: 4 << 30,
+	} {
+		c, err := load(fmt.Appendf(nil, `{"cniVersion": "1.1.0", "name": "pods", "type": "takt-cni", "network": "pods"%s}`, keys))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.listener(c.attachment("1", "eth0"), "line/talker/eth0", &adminv1.Endpoint{}).GetTotalMemoryBytes(); got != want {
+			t.Errorf("%s: all sessions have %d bytes and not %d", keys, got, want)
 		}
 	}
 }

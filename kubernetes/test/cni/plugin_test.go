@@ -115,6 +115,10 @@ func attached(t *testing.T, n *node, p pod) {
 	if is.GetIdentity() != "line/"+p.namespace+"/"+p.ifname || !slices.Equal(is.GetClasses(), []uint32{0, 5}) || len(is.GetWrite()) > 0 {
 		t.Errorf("the listener is %v", is)
 	}
+	// taktd's own default is half of the machine's memory: two pods would have all of it.
+	if total := is.GetTotalMemoryBytes(); total != 512<<20 {
+		t.Errorf("the pod's sessions may have %d bytes", total)
+	}
 	about, err := os.Stat(is.GetPath())
 	if err != nil || about.Mode() != os.ModeSocket|0o666 {
 		t.Errorf("the socket is %v, %v", about, err)
