@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -46,7 +47,7 @@ func TestANetworkThatTheClusterDoesNotKnowIsNobodys(t *testing.T) {
 	m := &member{n: n, admin: l, synced: true, listeners: map[string]*adminv1.Listener{}}
 	m.nets = cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNetwork{}, 0, cache.Indexers{})
 	path := func(namespace string) string { return filepath.Join("/run/takt/cni", namespace, "net1", "takt.sock") }
-	for _, namespace := range []string{"plant", "office", "guests"} {
+	for _, namespace := range []string{"plant", "office", "guests", "visitors"} {
 		l.all[path(namespace)] = &adminv1.Listener{Path: path(namespace), Identity: namespace + "/pod/net1", Classes: []uint32{0, 5, 6}, Endpoint: &adminv1.Endpoint{Network: "tsn"}}
 	}
 	allows := func(namespace string) string {
@@ -82,6 +83,24 @@ func TestANetworkThatTheClusterDoesNotKnowIsNobodys(t *testing.T) {
 	}
 	if said := allows("others"); !strings.Contains(said, "knows nothing of") {
 		t.Errorf("a pod that is not attached: %q", said)
+	}
+	// The last entry is taken away: that opens nothing either.
+	for spec, open := range map[string]bool{
+		`{"vni":42}`: true, `{"vni":42,"access":[]}`: false, `{"vni":42,"access":[{}]}`: true,
+		`{"vni":42,"access":[{"namespaces":[]}]}`: false, `{"vni":42,"access":[{"classes":[]}]}`: false,
+	} {
+		tsn.Spec = network.TaktNetworkSpec{}
+		if err := json.Unmarshal([]byte(spec), &tsn.Spec); err != nil {
+			t.Fatal(err)
+		}
+		// As it is kept, and written again.
+		kept, err := json.Marshal(tsn.DeepCopy().Spec)
+		if err != nil || string(kept) != spec {
+			t.Errorf("%s has become %s, %v", spec, kept, err)
+		}
+		if said := allows("visitors"); (said == "") != open || !open && !strings.HasPrefix(said, codeNotAllowed+": ") {
+			t.Errorf("with %s: %q", spec, said)
+		}
 	}
 	// It is deleted: nothing is opened by that, unless it is wanted.
 	if err := m.nets.GetStore().Delete(tsn); err != nil {

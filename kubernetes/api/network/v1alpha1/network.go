@@ -73,11 +73,13 @@ type TaktNetworkSpec struct {
 	// NodeSelector: the nodes that have to serve it; absent: all that have takt-node.
 	// +optional
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
-	// Access is who may use it; none: every namespace, in the classes that takt-cni's configuration gives.
+	// Access is who may use it; absent: every namespace, in the classes that takt-cni's configuration gives. A list without
+	// entries, which an earlier release has taken, is nobody.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=256
-	Access []Access `json:"access,omitempty"`
+	// +kubebuilder:validation:XValidation:rule="self.size() > 0",message="a list without entries lets nobody in: write who may use the network, or leave access out to let every namespace use it"
+	Access []Access `json:"access,omitzero"`
 	// Stations are outside of the cluster: frames can be sent to them from every node.
 	// +optional
 	// +listType=atomic
@@ -87,20 +89,22 @@ type TaktNetworkSpec struct {
 
 // Access lets pods of namespaces use a network.
 type Access struct {
-	// Namespaces; none: all of them.
+	// Namespaces; absent: all of them. An empty list is none.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=63
 	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
-	Namespaces []string `json:"namespaces,omitempty"`
-	// Classes are the traffic classes that they may use; none: those that takt-cni's configuration gives.
+	// +kubebuilder:validation:XValidation:rule="self.size() > 0",message="a list without entries is of no namespace: name some, or leave namespaces out for all of them"
+	Namespaces []string `json:"namespaces,omitzero"`
+	// Classes are the traffic classes that they may use; absent: those that takt-cni's configuration gives. An empty list is none.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=8
 	// +kubebuilder:validation:items:Minimum=0
 	// +kubebuilder:validation:items:Maximum=7
-	Classes []int32 `json:"classes,omitempty"`
+	// +kubebuilder:validation:XValidation:rule="self.size() > 0",message="a list without entries has no class: write some, or leave classes out for those that takt-cni's configuration gives"
+	Classes []int32 `json:"classes,omitzero"`
 }
 
 // A Place is where a station is.
@@ -182,19 +186,20 @@ func (s *TaktNetworkSpec) TunnelPort() int32 {
 	return 4789
 }
 
-// Allows says whether a pod of a namespace may use the network, and if so, those of these classes that it may not use.
+// Allows says whether a pod of a namespace may use the network, and if so, those of these classes that it may not use. Who
+// takes the last entry out of a list opens nothing: only a list that is absent does.
 func (s *TaktNetworkSpec) Allows(namespace string, classes []uint32) (allowed bool, excess []uint32) {
-	if len(s.Access) == 0 {
+	if s.Access == nil {
 		return true, nil
 	}
 	granted := []int32{}
 	every := false
 	for _, access := range s.Access {
-		if len(access.Namespaces) > 0 && !slices.Contains(access.Namespaces, namespace) {
+		if access.Namespaces != nil && !slices.Contains(access.Namespaces, namespace) {
 			continue
 		}
 		allowed = true
-		every = every || len(access.Classes) == 0
+		every = every || access.Classes == nil
 		granted = append(granted, access.Classes...)
 	}
 	for _, class := range classes {
