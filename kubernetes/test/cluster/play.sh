@@ -2,12 +2,12 @@
 # A Kubernetes of one node with takt-node to play with, which stays until it is taken down:
 #
 #   play.sh up                 starts it: what it needs has been built into bin/
-#   play.sh kubectl ARG...     kubectl in it; bin/kubectl does the same
+#   play.sh kubectl ARG...     kubectl in it; bin/kubectl does the same, and has bin/kubectl-takt as `kubectl takt`
 #   play.sh down               ends it and removes all of it
 #
 # It is the cluster of the tests (node.sh). BACKEND and CORES choose what the node offers, "deadline" and "all"
 # if not set. With TAKT_BUILT, where taktd and what belongs to it has been built, the node has time-sensitive pods as well: taktd with
-# the network `pods`, takt-cni behind its primary network, and the cluster's objects.
+# the network `pods`, takt-cni behind its primary network, and the cluster's objects, with a TaktNetwork that lets every namespace use it.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 bin=$here/../../bin
@@ -37,7 +37,11 @@ up)
 	fi
 	echo "{config: {cores: \"${CORES:-all}\", backend: ${BACKEND:-deadline}}, image: {pullPolicy: Never}$network}" >"$TAKT_CLUSTER/values.yaml"
 	(cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$TAKT_CLUSTER/values.yaml" kube-system) >"$TAKT_CLUSTER/chart.yaml"
-	[ -z "$network" ] || cat "$here"/../../../deploy/helm/takt-node/crds/*.yaml >>"$TAKT_CLUSTER/chart.yaml"
+	if [ -n "$network" ]; then
+		cat "$here"/../../../deploy/helm/takt-node/crds/*.yaml >>"$TAKT_CLUSTER/chart.yaml"
+		# As node.sh has it in taktd's configuration. Without one nobody may use the network.
+		echo '{apiVersion: network.takt.dev/v1alpha1, kind: TaktNetwork, metadata: {name: pods}, spec: {vni: 1}}' >"$TAKT_CLUSTER/network.yaml"
+	fi
 	export TAKT_CLUSTER TAKT_CLUSTER_KEEP=1 TAKT_IMAGES="$bin/guest.tar $bin/takt-node.tar"
 	setsid "$here/node.sh" "$here/play.sh" serve >"$TAKT_CLUSTER/up.log" 2>&1 </dev/null &
 	echo $! >"$TAKT_CLUSTER/outside.pid"
@@ -52,10 +56,17 @@ up)
 	chmod +x "$bin/kubectl"
 	echo "the cluster is up, as $bin/kubectl sees it:"
 	"$bin/kubectl" get nodes,resourceslices
+	if [ -n "$network" ]; then
+		echo "which pods are time-sensitive, and what keeps one from its launch times: $bin/kubectl takt -A"
+	fi
 	;;
 serve) # in the cluster's namespaces
 	kube kubectl apply -f "$TAKT_CLUSTER/chart.yaml"
 	kube kubectl -n kube-system rollout status daemonset/takt-node --timeout=300s
+	if [ -e network.yaml ]; then
+		kube kubectl wait --for condition=Established crd/taktnetworks.network.takt.dev --timeout=60s
+		kube kubectl apply -f network.yaml
+	fi
 	touch ready
 	exec sleep infinity
 	;;
@@ -68,7 +79,7 @@ kubectl)
 	fi
 	inside=$(cut -d' ' -f1 "/proc/$outside/task/$outside/children")
 	exec nsenter --target "$inside" --mount --net --pid --uts --wdns="$PWD" \
-		env KUBECONFIG="$TAKT_CLUSTER/admin.conf" "$cache/bin/kube" kubectl "$@"
+		env KUBECONFIG="$TAKT_CLUSTER/admin.conf" PATH="$bin:$PATH" "$cache/bin/kube" kubectl "$@"
 	;;
 down)
 	outside=$(of outside.pid)
