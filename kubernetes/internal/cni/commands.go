@@ -154,6 +154,10 @@ func (c *Config) attach(args *skel.CmdArgs, at attachment, result *types100.Resu
 	if err := node.set(c.listener(at, identity(args), of)); err != nil {
 		return err
 	}
+	// Now that the address is nobody else's. Without it, the pod is served as bridges serve all others.
+	if err := hold(device, of.GetMac()); err != nil {
+		fmt.Fprintln(os.Stderr, "takt-cni: another pod could have what is for this one by sending with its address:", err)
+	}
 	return at.finish(name(args))
 }
 

@@ -591,3 +591,71 @@ func TestAKilledCommandLeavesNothingAfterDEL(t *testing.T) {
 		n.nothingLeft(t, "after DEL")
 	}
 }
+
+// theft sends a frame with the address of another station, as a pod with CAP_NET_RAW may.
+const theft = `
+import socket, sys
+raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+raw.bind(("eth0", 0))
+raw.send(b"\xff" * 6 + bytes.fromhex(sys.argv[1].replace(":", "")) + b"\x88\xb5" + bytes(46))
+`
+
+func TestAnotherPodDoesNotGetWhatIsForAnAttachedOne(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, namespace(t), pods)
+	conf := n.conf("1.1.0", object{"delegate": n.bridge()})
+	victim, thief := newPod(t), newPod(t)
+	thief.id = "thief"
+	result := n.works("ADD", victim, conf)
+	n.works("ADD", thief, with(n.bridge(), object{"cniVersion": "1.1.0", "name": "tsn"}))
+	port, err := os.ReadFile(n.path("pods/" + victim.id + "/eth0/device"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := interfaceOf(t, victim.namespace, "eth0")
+	// where is the port that the bridge has for the victim's address.
+	where := func() string {
+		t.Helper()
+		var all []struct{ MAC, Ifname string }
+		if err := json.Unmarshal([]byte(must(t, "bridge", "-n", n.namespace, "-json", "fdb", "show", "br", "br0")), &all); err != nil {
+			t.Fatal(err)
+		}
+		var found []string
+		for _, entry := range all {
+			if entry.MAC == of.Address {
+				found = append(found, entry.Ifname)
+			}
+		}
+		return strings.Join(found, " ")
+	}
+	steal := func() {
+		t.Helper()
+		must(t, "ip", "netns", "exec", thief.namespace, "python3", "-c", theft, of.Address)
+	}
+	steal()
+	if at := where(); at != string(port) {
+		t.Errorf("the bridge has the pod at %q and not at %s", at, port)
+	}
+	ping(t, n.namespace, of.Addrinfo[0].Local)
+	n.works("CHECK", victim, with(conf, object{"prevResult": result}))
+	// Chained, another ADD of a pod of before enters it too, where another one has its address by then.
+	must(t, "bridge", "-n", n.namespace, "fdb", "del", of.Address, "dev", string(port), "master")
+	steal()
+	if at := where(); at == string(port) || at == "" {
+		t.Fatalf("without an entry the pod is at %q", at)
+	}
+	n.works("CHECK", victim, with(conf, object{"prevResult": result}))
+	for range 2 {
+		n.works("ADD", victim, n.conf("1.1.0", object{"prevResult": result}))
+	}
+	steal()
+	if at := where(); at != string(port) {
+		t.Errorf("after another ADD the bridge has the pod at %q and not at %s", at, port)
+	}
+	n.works("DEL", victim, conf)
+	if at := where(); at != "" {
+		t.Errorf("after DEL the bridge has the pod at %q", at)
+	}
+	n.works("DEL", thief, with(n.bridge(), object{"cniVersion": "1.1.0", "name": "tsn"}))
+	n.nothingLeft(t, "afterwards")
+}
