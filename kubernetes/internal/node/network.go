@@ -216,6 +216,9 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 			err = refusal{code: codeUnattached, ofTheNode: true,
 				err: fmt.Errorf("the pod is time-sensitive (%s), and no network has attached it: put takt-cni into the CNI configuration of the node, or remove the annotation", cni.Annotation)}
 		}
+		if hostsNetwork(sandbox) {
+			err = refuse(codeUnattached, "the pod asks for launch times, and is in the node's own network (hostNetwork), where no network attaches it: remove hostNetwork, or its annotations takt.dev/*")
+		}
 		if n.config.Network.Unattached == RefuseUnattached {
 			return err
 		}
@@ -299,6 +302,12 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 		}
 	}
 	return nil
+}
+
+// hostsNetwork says that a pod is known to be in the node's network namespace: no container runtime calls a CNI plugin for it.
+func hostsNetwork(sandbox *api.PodSandbox) bool {
+	own := sandbox.GetLinux().GetNamespaces()
+	return len(own) > 0 && !slices.ContainsFunc(own, func(one *api.LinuxNamespace) bool { return one.GetType() == "network" })
 }
 
 // noNetworks is what an agent without networks says of pods that are time-sensitive.

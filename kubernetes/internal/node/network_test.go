@@ -131,6 +131,21 @@ func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
 			}
 		})
 	}
+	// Of a pod of the node's own network, which is without one of its own.
+	for name, namespaces := range map[string][]string{"hostnetwork": {"ipc", "uts"}, "own-network": {"ipc", "uts", "network"}} {
+		pod := &api.PodSandbox{Id: "none", Namespace: "default", Name: name, Uid: name, Annotations: sensitive, Linux: &api.LinuxPodSandbox{}}
+		for _, kind := range namespaces {
+			pod.Linux.Namespaces = append(pod.Linux.Namespaces, &api.LinuxNamespace{Type: kind})
+		}
+		_, err := s.runtime.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{
+			Pod: pod, Container: &api.Container{Id: name, PodSandboxId: "none", Name: "main"},
+		})
+		told := strings.Join(s.events.of(name, reasonNetwork), "\n")
+		if err == nil || !strings.HasPrefix(told, codeUnattached+": ") || strings.Contains(told, "remove hostNetwork") == slices.Contains(namespaces, "network") ||
+			strings.Contains(told, "put takt-cni into") != slices.Contains(namespaces, "network") {
+			t.Errorf("%s: %v, told %q", name, err, told)
+		}
+	}
 	s.stop()
 	s.config.Network.Unattached = StartUnattached
 	s.startAgent()

@@ -221,6 +221,8 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 		return "taktd of its node does not answer: systemctl status taktd"
 	case len(one.Attached) == 0 && ungated(one) != "":
 		return ungated(one)
+	case len(one.Attached) == 0 && pod.Spec.HostNetwork:
+		return "it is in its node's own network, where no network attaches it: remove hostNetwork, or its annotations takt.dev/*"
 	case len(one.Attached) == 0 && pod.Annotations[reservation.TimeSensitive] != "true":
 		return "it asks for launch times, and no network has attached it: annotate it with " + reservation.TimeSensitive + ": \"true\""
 	case len(one.Attached) == 0:

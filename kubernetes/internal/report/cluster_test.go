@@ -37,6 +37,8 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 	sensitive := map[string]string{"takt.dev/time-sensitive": "true"}
 	done := pod("default", "done", "one", sensitive)
 	done.Status.Phase = corev1.PodSucceeded
+	host := pod("default", "host", "one", sensitive)
+	host.Spec.HostNetwork = true
 	objects := []runtime.Object{
 		agent("takt-node-1", "one"), agent("takt-node-2", "two"), agent("takt-node-3", "three"), agent("reservations-4", "four"), agent("networks-4", "four"),
 		agent("cpu-only", "seven"),
@@ -47,7 +49,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		pod("default", "static", "one", sensitive), pod("default", "gateless", "one", sensitive), pod("default", "unheard", "one", sensitive),
 		pod("default", "refused", "one", sensitive), pod("default", "lost", "one", nil), pod("default", "waits", "one", nil),
 		pod("default", "silent", "two", sensitive), pod("default", "nowhere", "", sensitive), pod("default", "no-taktd", "three", sensitive),
-		pod("default", "no-agent", "six", sensitive), pod("default", "no-networks", "seven", sensitive), done,
+		pod("default", "no-agent", "six", sensitive), pod("default", "no-networks", "seven", sensitive), done, host,
 		pod("default", "reserved", "four", nil), pod("default", "attached", "four", nil), pod("default", "ordinary", "one", map[string]string{"takt.dev/time-sensitive": "false"}),
 		pod("other", "talker", "one", sensitive),
 	}
@@ -92,7 +94,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		shown = append(shown, fmt.Sprintf("%s %d %d %s", pod.Pod, len(pod.Attached), len(pod.Reserved), problem))
 	}
 	want := []string{
-		"attached 1 0 ", "by-veth 0 0 it asks for launch times, and no network has attached it", "done 1 0 ", "gateless 1 0 claim gates has lost its gate time", "halfway 0 0 it asks for launch times, and no network has attached it", "idle 1 0 no program of it has attached", "left-out 0 0 no network has attached it",
+		"attached 1 0 ", "by-veth 0 0 it asks for launch times, and no network has attached it", "done 1 0 ", "gateless 1 0 claim gates has lost its gate time", "halfway 0 0 it asks for launch times, and no network has attached it", "host 0 0 it is in its node's own network, where no network attaches it", "idle 1 0 no program of it has attached", "left-out 0 0 no network has attached it",
 		"lost 1 0 claim gates has lost its gate time",
 		"misses-all 1 0 eth0 (classes [0])", "misses-some 1 0 ",
 		"no-agent 0 0 its node has no takt-node", "no-networks 0 0 the agent of its node serves no networks", "no-taktd 0 0 taktd of its node does not answer",
