@@ -67,6 +67,7 @@ func TestTheAPIServerRefusesWhatNoNodeCouldDo(t *testing.T) {
 	for _, c := range []struct{ name, spec, refused string }{
 		{"plain", "{datapath: udp, " + gates + "}", ""},
 		{"whole", "{network: pods, datapath: xdp, rate: 100000000, vlan: true, baseTime: '1800000000.5', cycleTimeExtension: 50us, initialGates: [], maxSDU: [{class: 7, octets: 256}], priorities: [0, 0, 0, 0, 5, 5, 6, 7], requireSync: 1us, selection: [{class: 6, algorithm: credit-based, idleSlope: 10000000}], " + gates + "}", ""},
+		{"negative-rate", "{datapath: udp, rate: -1, " + gates + "}", "spec.rate"},
 		{"no-datapath", "{" + gates + "}", "spec.datapath"},
 		{"no-entries", "{datapath: udp, cycleTime: 1ms, entries: []}", "spec.entries"},
 		{"no-cycle", "{datapath: udp, entries: [{gates: [7], interval: 1ms}]}", "spec.cycleTime"},
@@ -80,6 +81,14 @@ func TestTheAPIServerRefusesWhatNoNodeCouldDo(t *testing.T) {
 		{"far-base", "{datapath: udp, baseTime: '9900000000', " + gates + "}", "spec.baseTime"},
 	} {
 		expect(t, c.name, create("gateschedules", "GateSchedule", c.name, c.spec), c.refused)
+	}
+	// Nobody has told the rate of its link: a guess would have claims admitted against time that there is not.
+	plain, err := client.Resource(schema.GroupVersionResource{Group: "network.takt.dev", Version: "v1alpha1", Resource: "gateschedules"}).Get(context.Background(), "plain", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rate, told, _ := unstructured.NestedInt64(plain.Object, "spec", "rate"); told && rate != 0 {
+		t.Errorf("a schedule without a rate has %d", rate)
 	}
 }
 
@@ -100,11 +109,12 @@ func TestWhatIsWrittenIsReadAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	unrated := network.Revision{Name: "gates", UID: "u", Generation: 1, Schedule: network.Schedule{CycleTime: 1_000_000, Entries: []network.GateEntry{{Gates: []int32{7}, Interval: 1_000_000}}}}
 	revision := network.Revision{Name: "gates", UID: "u", Generation: 2, BeginsNanoseconds: 1_800_000_000_123_456_789, Schedule: network.Schedule{
 		Rate: 1_000_000_000, CycleTime: 1_000_000, Entries: []network.GateEntry{{Gates: []int32{7}, Interval: 1_000_000}},
 	}}
 	made, err := client.Nodes.Create(context.Background(), &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: network.TaktNodeSpec{
-		Schedules: []network.Assignment{{Datapath: "udp", Revision: revision, Previous: &revision}},
+		Schedules: []network.Assignment{{Datapath: "udp", Revision: revision, Previous: &unrated}},
 	}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -57,8 +57,9 @@ type GateScheduleSpec struct {
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.selection) || self.selection.all(s, s.algorithm == 'credit-based' || (!has(s.idleSlope) && !has(s.highCredit)))",message="idleSlope and highCredit are of credit-based classes"
 type Schedule struct {
-	// Rate of the link, bits per second, from which guard bands follow; 0: frames take no time.
-	// +kubebuilder:default=1000000000
+	// Rate of the link, bits per second, from which guard bands and the gate time that can be claimed follow. Absent or 0: it is
+	// not told, so that frames take no time, and there is no gate time to claim.
+	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Rate int64 `json:"rate"`
 	// VLAN: the port inserts a tag, which takes its time too.
