@@ -43,6 +43,9 @@ func TestTheAPIServerRefusesWhatNoNodeCouldDo(t *testing.T) {
 		{"vni-too-large", "{vni: 16777216}", "spec.vni"},
 		{"vlan-zero", "{vlan: 0}", "spec.vlan"},
 		{"no-prefix", "{subnets: [10.50.0.1]}", "as in 10.50.0.0/16"},
+		{"host-bits", "{subnets: [10.50.0.0/16, 10.50.0.1/24]}", "no bits beyond their prefix"},
+		{"host-bits-six", "{subnets: ['fd00::1/64']}", "no bits beyond their prefix"},
+		{"one-address", "{subnets: [10.50.0.1/32, 'fd00::1/128', 0.0.0.0/0, '::/0']}", ""},
 		{"mtu-too-large", "{mtu: 65536}", "spec.mtu"},
 		{"uplink-too-long", "{uplink: an-interface-name}", "spec.uplink"},
 		{"class-8", "{access: [{classes: [8]}]}", "classes[0]"},
@@ -123,7 +126,7 @@ func TestWhatIsWrittenIsReadAgain(t *testing.T) {
 	if made, err = client.Nodes.UpdateStatus(context.Background(), made, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if !made.Status.Schedules[0].Of(&made.Spec.Schedules[0].Revision) || made.Spec.Schedules[0].Previous.Entries[0].Interval != 1_000_000 {
+	if !made.Status.Schedules[0].Of(&made.Spec.Schedules[0].Revision) || made.Spec.Schedules[0].Previous.Entries[0].Interval != 1_000_000 || made.Spec.Schedules[0].Previous.Rate != 0 {
 		t.Errorf("it has become %+v", made)
 	}
 }

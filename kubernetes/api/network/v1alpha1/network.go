@@ -59,6 +59,7 @@ type TaktNetworkSpec struct {
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=43
 	// +kubebuilder:validation:XValidation:rule="self.all(s, isCIDR(s))",message="subnets are addresses with the lengths of their prefixes, as in 10.50.0.0/16"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, !isCIDR(s) || cidr(s) == cidr(s).masked())",message="subnets have no bits beyond their prefix: write 10.50.0.0/24 and not 10.50.0.1/24, or 10.50.0.1/32 for that address alone"
 	Subnets []string `json:"subnets,omitempty"`
 	// MTU is the most bytes of a pod's IP packet; none: not looked at. It has to fit the uplink, with what the carrier adds.
 	// +optional
