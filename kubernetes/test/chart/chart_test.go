@@ -775,6 +775,14 @@ func TestTheExamplesPassThePolicyAndTheNode(t *testing.T) {
 				err = errors.Join(claims.admit(o, nil), gateClaims.admit(o, nil))
 			case *resourcev1.ResourceClaimTemplate:
 				err = errors.Join(templates.admit(o, nil), gateTemplates.admit(o, nil))
+			case *corev1.Pod:
+				err = nil
+				for _, container := range o.Spec.Containers {
+					// Most images are root's: the kubelet would not start them.
+					if as := container.SecurityContext; as != nil && as.RunAsNonRoot != nil && *as.RunAsNonRoot && as.RunAsUser == nil {
+						err = fmt.Errorf("container %s must not be root, and nothing says who it is", container.Name)
+					}
+				}
 			default:
 				err = nil
 			}
