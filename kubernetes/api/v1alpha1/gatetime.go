@@ -29,6 +29,14 @@ const (
 	// A frame has at least 60 octets before the FCS, and takes 28 more of the link: preamble, FCS, a VLAN tag that the
 	// link may add, and the inter-frame gap (IEEE 802.3).
 	leastFrame, aroundFrame = 60, 28
+
+	// mostCycles is after how many cycles a stream has to be where it was, unless it launches once in one; countedCycles how
+	// many are looked at of streams that do not come round together in so many.
+	mostCycles, countedCycles = 64, 40
+	// What the policy, which knows no schedule, lets pass: a stream is counted 64 times as often as it launches at most, and one
+	// of a long period once in a cycle, which is no shorter than 1ms / 64.
+	mostOften      = 64
+	longestCounted = Duration(1_000_000)
 )
 
 // ClassCapacity is the capacity of a network's device that claims for gate time of a traffic class consume, in bits per
@@ -87,9 +95,36 @@ func (g *GateTime) LargestFrame() int64 {
 // Frames is how many frames of the largest size the bytes of a period are: so many may be sent in one.
 func (g *GateTime) Frames() int64 { return (g.Bytes + g.LargestFrame() - 1) / g.LargestFrame() }
 
-// BitsPerSecond is the rate at which the stream takes the time of its class, rounded up; of a valid one.
+// BitsPerSecond is the rate at which the stream takes the time of its class, rounded up, where it is counted as often as it
+// launches; of a valid one.
 func (g *GateTime) BitsPerSecond() int64 {
 	return StreamBits(g.Frames(), g.LargestFrame(), g.Period.Nanoseconds())
+}
+
+// MostBitsPerSecond is what it takes at most, whatever the schedule: what knows none asks for no less than BitsPerSecond and
+// leaves the rest to the node.
+func (g *GateTime) MostBitsPerSecond() int64 {
+	return mostOften * StreamBits(g.Frames(), g.LargestFrame(), min(g.Period, longestCounted).Nanoseconds())
+}
+
+// CountedPeriod is from one launch of a stream to the next as admission counts it beside whatever other streams: no more
+// rarely than once in 40 cycles, and as often as it comes round in them where they are no multiple of its period
+// (crates/system/schedule/src/admission.rs, FOLDED).
+func CountedPeriod(periodNs, cycleNs uint64) uint64 {
+	if cycleNs == 0 || periodNs == 0 {
+		return periodNs
+	}
+	if common := commonDivisor(cycleNs, periodNs); common != cycleNs && periodNs/common > mostCycles {
+		return periodNs // it is not admitted
+	}
+	return commonDivisor(countedCycles*cycleNs, periodNs)
+}
+
+func commonDivisor(one, other uint64) uint64 {
+	for other != 0 {
+		one, other = other, one%other
+	}
+	return one
 }
 
 // StreamBits is the time of a link, in bits of it per second and rounded up, that so many frames of so many octets take
@@ -160,18 +195,31 @@ func MostCapacity(need int64) int64 {
 	return 2*need + spare
 }
 
-// FitsCapacity says whether the scheduler has set aside enough of the class, and not far more: the request for capacity and
-// the parameters are two fields that users write.
-func (g *GateTime) FitsCapacity(consumed int64) error {
-	if need := g.BitsPerSecond(); consumed > MostCapacity(need) {
-		return fmt.Errorf("the claim sets aside %d bits per second of class %d, and %s take %d: nobody else could claim the rest, request capacity %s: %q",
-			consumed, *g.Class, g, need, ClassCapacity(int(*g.Class)), strconv.FormatInt(need, 10))
+// Whether the scheduler has set aside enough of the class, and not far more.
+var (
+	ErrTooLarge = errors.New("nobody else could claim the rest")
+	ErrTooSmall = errors.New("that is not set aside")
+)
+
+// FitsCapacity says whether the scheduler has set aside what the stream needs of the class, and not far more: the request for
+// capacity and the parameters are two fields that users write. need is BitsPerSecond, or more where admission counts it more
+// often than it launches.
+func (g *GateTime) FitsCapacity(consumed, need int64) error {
+	var err error
+	switch {
+	case consumed > MostCapacity(need):
+		err = ErrTooLarge
+	case need > consumed:
+		err = ErrTooSmall
+	default:
+		return nil
 	}
-	if need := g.BitsPerSecond(); need > consumed {
-		return fmt.Errorf("the claim sets aside %d bits per second of class %d, and %s take %d: request capacity %s: %q",
-			consumed, *g.Class, g, need, ClassCapacity(int(*g.Class)), strconv.FormatInt(need, 10))
+	counted := ""
+	if need > g.BitsPerSecond() {
+		counted = fmt.Sprintf(", counted as often as they may meet others in %d cycles of the node's schedule", countedCycles)
 	}
-	return nil
+	return fmt.Errorf("the claim sets aside %d bits per second of class %d, and %s%s take %d: %w, request capacity %s: %q",
+		consumed, *g.Class, g, counted, need, err, ClassCapacity(int(*g.Class)), strconv.FormatInt(need, 10))
 }
 
 // String is what is sent, for people: "2 frames of 1514 octets every 1ms".

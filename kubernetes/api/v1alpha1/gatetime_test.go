@@ -101,10 +101,10 @@ func TestAStreamTakesWhatItsFramesAreOnTheWire(t *testing.T) {
 		if g.Frames() != tc.frames || g.BitsPerSecond() != tc.bits {
 			t.Errorf("%s: %d frames, %d bits per second, and not %d, %d", name, g.Frames(), g.BitsPerSecond(), tc.frames, tc.bits)
 		}
-		if g.FitsCapacity(tc.bits) != nil {
+		if g.FitsCapacity(tc.bits, tc.bits) != nil {
 			t.Errorf("%s does not fit what it takes", name)
 		}
-		if err := g.FitsCapacity(tc.bits - 1); err == nil || !strings.Contains(err.Error(), `request capacity class5: "`) {
+		if err := g.FitsCapacity(tc.bits-1, tc.bits); err == nil || !strings.Contains(err.Error(), `request capacity class5: "`) {
 			t.Errorf("%s fits less: %v", name, err)
 		}
 	}
@@ -133,7 +133,7 @@ func FuzzDecodeGateTime(f *testing.F) {
 		if err != nil || g.Validate() != nil {
 			return
 		}
-		if need := g.BitsPerSecond(); need < 1 || g.FitsCapacity(need) != nil || g.FitsCapacity(need-1) == nil {
+		if need := g.BitsPerSecond(); need < 1 || g.FitsCapacity(need, need) != nil || g.FitsCapacity(need-1, need) == nil || g.MostBitsPerSecond() < need {
 			t.Fatalf("%s needs %d", data, need)
 		}
 	})

@@ -162,7 +162,7 @@ func (g *gateTimes) claimed() map[string]classes {
 	for _, c := range g.all("") {
 		of := sum[c.network()]
 		for _, request := range c.Requests {
-			of[request.class()] += request.Parameters.BitsPerSecond()
+			of[request.class()] += request.needs()
 		}
 		sum[c.network()] = of
 	}
@@ -462,7 +462,7 @@ func (g *gateTimes) admit(ctx context.Context, c *gateClaim) error {
 	if err != nil {
 		return fmt.Errorf("taktd does not answer at %s: start it: %w", g.n.config.Network.AdminSocket, err)
 	}
-	gives, err := g.gives(ctx)
+	gives, links, err := g.gives(ctx)
 	if err == nil {
 		err = c.offered(gives)
 	}
@@ -470,6 +470,9 @@ func (g *gateTimes) admit(ctx context.Context, c *gateClaim) error {
 		return err
 	}
 	old := g.get(c.Claim)
+	if err := c.need(links); old == nil && err != nil {
+		return err
+	}
 	if old != nil {
 		c.Place, c.Granted = old.Place, old.Granted
 	}
@@ -560,14 +563,31 @@ func (g *gateTimes) permitted(c *gateClaim) error {
 	return nil
 }
 
-// gives is what the node's schedules give to each class.
-func (g *gateTimes) gives(ctx context.Context) (classes, error) {
+// gives is what the node's schedules give to each class, and those schedules.
+func (g *gateTimes) gives(ctx context.Context) (classes, []*adminv1.LinkSchedule, error) {
 	schedules, err := g.admin.ListSchedules(ctx, &adminv1.ListSchedulesRequest{})
 	if err != nil {
-		return classes{}, fmt.Errorf("taktd does not say which schedules it has: %w", err)
+		return classes{}, nil, fmt.Errorf("taktd does not say which schedules it has: %w", err)
 	}
 	gives, _ := left(schedules.GetLinks(), nil)
-	return gives, nil
+	return gives, schedules.GetLinks(), nil
+}
+
+// need notes what the claim's streams take of links with these schedules, and says whether that is set aside for them. The
+// schedules may be others later: what it was is what its pod was placed by.
+func (c *gateClaim) need(links []*adminv1.LinkSchedule) error {
+	for at := range c.Requests {
+		request := &c.Requests[at]
+		request.Needs = needs(links, &request.Parameters)
+		err := request.Parameters.FitsCapacity(request.Consumed, request.Needs)
+		switch {
+		case errors.Is(err, reservation.ErrTooLarge):
+			return refuse(codeGateTooLarge, "request %q: %w", request.Name, err)
+		case err != nil:
+			return refuse(codeGateTooSmall, "request %q: %w, or a period of which 40 cycles are a multiple", request.Name, err)
+		}
+	}
+	return nil
 }
 
 // offered says whether schedules give the claim's classes anything at all: without one taktd admits whatever comes.
@@ -891,7 +911,7 @@ func (g *gateTimes) keep(ctx context.Context) (all listeners, answers bool, err 
 	if all, err = g.listeners(ctx); err != nil {
 		return nil, false, err
 	}
-	gives, err := g.gives(ctx)
+	gives, _, err := g.gives(ctx)
 	if err != nil {
 		return nil, false, err
 	}

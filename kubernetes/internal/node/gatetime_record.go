@@ -45,6 +45,8 @@ type gateRequest struct {
 	Parameters reservation.GateTime `json:"parameters"`
 	// Consumed is what the scheduler has set aside for it, in bits per second; absent: what it needs.
 	Consumed int64 `json:"consumed,omitempty"`
+	// Needs is what it took of the class when it was prepared, in bits per second; absent: what it sends.
+	Needs int64 `json:"needs,omitempty"`
 }
 
 // GateData is what a claim's status says of one stream, as its device's data.
@@ -61,9 +63,9 @@ type GateData struct {
 
 func (r gateRequest) class() int { return int(*r.Parameters.Class) }
 
-func (r gateRequest) consumed() int64 {
-	return cmp.Or(r.Consumed, r.Parameters.BitsPerSecond())
-}
+func (r gateRequest) needs() int64 { return cmp.Or(r.Needs, r.Parameters.BitsPerSecond()) }
+
+func (r gateRequest) consumed() int64 { return cmp.Or(r.Consumed, r.needs()) }
 
 // consumed is what the scheduler has set aside for a claim, by network and class.
 func (c *gateClaim) consumed() map[string]classes {
@@ -110,7 +112,7 @@ func (r gateRequest) sameFrames(other gateRequest) bool {
 
 func (r gateRequest) data() GateData {
 	p := &r.Parameters
-	return GateData{Network: r.Device.Name, Class: r.class(), Frames: p.Frames(), Frame: p.LargestFrame(), Period: p.Period.String(), BitsPerSecond: p.BitsPerSecond()}
+	return GateData{Network: r.Device.Name, Class: r.class(), Frames: p.Frames(), Frame: p.LargestFrame(), Period: p.Period.String(), BitsPerSecond: r.needs()}
 }
 
 func (c *gateClaim) network() string { return c.Requests[0].Device.Name }
@@ -181,9 +183,6 @@ func newGateClaim(claim *resourceapi.ResourceClaim, pool string) (*gateClaim, er
 			if string(name) != reservation.ClassCapacity(request.class()) && more.Sign() > 0 {
 				return c, refuse(codeParameters, "request %q takes %s of capacity %s, and its parameters are for class %d: make a request of its own for each class", result.Request, more.String(), name, request.class())
 			}
-		}
-		if err := parameters.FitsCapacity(consumed.Value()); err != nil {
-			return c, refuse(codeParameters, "request %q: %w", result.Request, err)
 		}
 	}
 	if len(c.Requests) == 0 {

@@ -353,6 +353,48 @@ func TestWhatNoScheduleGivesIsRefused(t *testing.T) {
 	refused("away", "pods", frameOfPods, codeNoNetwork, "does not serve network")
 }
 
+// A stream of a long period costs what admission sets aside for it, at the scheduler as on the node.
+func TestAClaimCostsWhatAdmissionCountsOfIt(t *testing.T) {
+	g := newGated(t)
+	long := strings.Replace(strings.Replace(frameOfPods, `"period":"1ms"`, `"period":"60s"`, 1), `"bytes":1514`, `"bytes":15140,"frame":1514`, 1)
+	const declared, counted = 2_056, 10 * 1542 * 8 * 25
+	cheap := g.gateClaimOf("cheap", "pods", long)
+	_, err := g.prepareGate(cheap)
+	if err == nil || !strings.HasPrefix(err.Error(), codeGateTooSmall+": ") || !strings.Contains(err.Error(), fmt.Sprintf(`sets aside %d bits per second of class 5`, declared)) ||
+		!strings.Contains(err.Error(), fmt.Sprintf(`counted as often as they may meet others in 40 cycles of the node's schedule take %d: that is not set aside, request capacity class5: "%d"`, counted, counted)) {
+		t.Errorf("%v", err)
+	}
+	g.release(cheap)
+	g.nothing()
+	asks := func(pod string, bits int64) *resourceapi.ResourceClaim {
+		claim := g.gateClaimOf(pod, "pods", long)
+		claim.Status.Allocation.Devices.Results[0].ConsumedCapacity["class5"] = *resource.NewQuantity(bits, resource.DecimalSI)
+		return claim
+	}
+	if _, err := g.prepareGate(asks("greedy", reservation.MostCapacity(counted)+1)); err == nil || !strings.HasPrefix(err.Error(), codeGateTooLarge+": ") {
+		t.Errorf("%v", err)
+	}
+	g.release(asks("greedy", 0))
+	// What is set aside is what others do not find, of whatever network.
+	honest := asks("honest", counted)
+	g.must(honest)
+	if pods, other := g.capacity("pods", 5), g.capacity("other", 5); pods != 250_000_000 || other != 250_000_000-counted {
+		t.Errorf("published are %d and %d", pods, other)
+	}
+	if page := g.page(); !strings.Contains(page, fmt.Sprintf("takt_node_gate_time_claimed_bits_per_second{class=\"5\",network=\"pods\"} %v\n", float64(counted))) {
+		t.Error(page)
+	}
+	// A schedule of shorter cycles counts it more often. Who has been prepared stays so, and others find less.
+	shorter := gatesOf(gigabit, 500_000, 0x20, 250_000, 0x01, 250_000).Operational
+	if _, err := g.admin.InstallSchedule(background, &adminv1.InstallScheduleRequest{Datapath: "udp", LinkRateBps: gigabit, Schedule: shorter}); err != nil {
+		t.Fatal(err)
+	}
+	g.until("the shorter one runs", func() bool { return g.capacity("other", 5) == 500_000_000-2*counted })
+	g.must(honest)
+	g.release(honest)
+	g.nothing()
+}
+
 func TestClaimedStreamsAreThePodsWhenItIsAttachedAndKeepTheirPlace(t *testing.T) {
 	g := newGated(t)
 	claim := g.gateClaimOf("talker", "pods", frameOfPods)

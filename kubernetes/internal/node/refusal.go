@@ -39,7 +39,10 @@ const (
 	codeNoSeccomp   = "SeccompNotSet"
 	codeNoGateTime  = "GateTimeNotOffered"
 	codeGateTime    = "GateTimeExceeded"
-	codeTogether    = "RefusedTogether"
+	// As the admission policy has it, which knows no schedule.
+	codeGateTooSmall = "GateTimeTooSmall"
+	codeGateTooLarge = "GateTimeTooLarge"
+	codeTogether     = "RefusedTogether"
 	// What the kernel says of a reservation that this agent would give.
 	codeKernelBusy   = "KernelBandwidthExceeded"
 	codeNotPermitted = "NotPermitted"

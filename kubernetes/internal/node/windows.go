@@ -2,6 +2,7 @@ package node
 
 import (
 	"math/bits"
+	"slices"
 
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 
@@ -22,20 +23,7 @@ func windows(link *adminv1.LinkSchedule, schedule *adminv1.GateSchedule) (given 
 	if cycle == 0 || len(schedule.GetEntries()) == 0 {
 		return given
 	}
-	var open [8]uint64
-	rest := cycle
-	for at, entry := range schedule.GetEntries() {
-		interval := min(uint64(entry.GetIntervalNs()), rest)
-		if at == len(schedule.GetEntries())-1 {
-			interval = rest // the last entry holds until the cycle ends
-		}
-		rest -= interval
-		for class := range open {
-			if entry.GetGates()>>class&1 == 1 {
-				open[class] += interval
-			}
-		}
-	}
+	open := opened(schedule)
 	for _, one := range schedule.GetSelection() {
 		if one.GetClass() < 8 && one.GetAlgorithm() != "launch-time" {
 			open[one.GetClass()] = 0
@@ -51,6 +39,24 @@ func windows(link *adminv1.LinkSchedule, schedule *adminv1.GateSchedule) (given 
 	return given
 }
 
+// opened is how long each class is open in a cycle.
+func opened(schedule *adminv1.GateSchedule) (open [8]uint64) {
+	rest := schedule.GetCycleTimeNs()
+	for at, entry := range schedule.GetEntries() {
+		interval := min(uint64(entry.GetIntervalNs()), rest)
+		if at == len(schedule.GetEntries())-1 {
+			interval = rest // the last entry holds until the cycle ends
+		}
+		rest -= interval
+		for class := range open {
+			if entry.GetGates()>>class&1 == 1 {
+				open[class] += interval
+			}
+		}
+	}
+	return open
+}
+
 // classOf is the class whose gate frames of a priority pass.
 func classOf(link *adminv1.LinkSchedule, priority int) int {
 	if of := link.GetPriorities(); priority < len(of) && of[priority] < 8 {
@@ -61,8 +67,22 @@ func classOf(link *adminv1.LinkSchedule, priority int) int {
 
 // stream is one that is declared, as far as sums need it.
 type stream struct {
-	class int
-	bits  int64
+	class          int
+	frames, octets int64
+	periodNs       uint64
+}
+
+// takes is what admission counts of streams where a link has this schedule, in bits per second: more than they send where
+// they launch more rarely than is looked at. What meets no gate, its class's or that of one below, is counted as it is.
+func takes(link *adminv1.LinkSchedule, schedule *adminv1.GateSchedule) func(stream) int64 {
+	cycle, open := schedule.GetCycleTimeNs(), opened(schedule)
+	return func(s stream) int64 {
+		period := s.periodNs
+		if slices.Min(open[:classOf(link, s.class)+1]) < cycle {
+			period = reservation.CountedPeriod(period, cycle)
+		}
+		return reservation.StreamBits(s.frames, s.octets, period)
+	}
 }
 
 func streamsOf(listeners []*adminv1.ListenerStatus) (found []stream) {
@@ -71,8 +91,7 @@ func streamsOf(listeners []*adminv1.ListenerStatus) (found []stream) {
 			if declared.GetTrafficClass() > 7 {
 				continue
 			}
-			found = append(found, stream{int(declared.GetTrafficClass()),
-				reservation.StreamBits(int64(max(declared.GetFrames(), 1)), int64(declared.GetFrame()), declared.GetPeriodNs())})
+			found = append(found, stream{int(declared.GetTrafficClass()), int64(max(declared.GetFrames(), 1)), int64(declared.GetFrame()), declared.GetPeriodNs()})
 		}
 	}
 	return found
@@ -90,13 +109,16 @@ func left(links []*adminv1.LinkSchedule, streams []stream) (least classes, any b
 			if schedule == nil {
 				continue
 			}
-			here := windows(link, schedule)
-			for priority := range here {
-				for _, s := range streams {
+			here, taken := windows(link, schedule), takes(link, schedule)
+			for _, s := range streams {
+				bits := taken(s)
+				for priority := range here {
 					if classOf(link, s.class) == classOf(link, priority) {
-						here[priority] -= min(s.bits, here[priority])
+						here[priority] -= min(bits, here[priority])
 					}
 				}
+			}
+			for priority := range here {
 				if !any || here[priority] < least[priority] {
 					least[priority] = here[priority]
 				}
@@ -105,4 +127,17 @@ func left(links []*adminv1.LinkSchedule, streams []stream) (least classes, any b
 		}
 	}
 	return least, any
+}
+
+// needs is what a claimed stream takes of the links with a schedule: of the one where that is most.
+func needs(links []*adminv1.LinkSchedule, p *reservation.GateTime) int64 {
+	most := p.BitsPerSecond()
+	for _, link := range links {
+		for _, schedule := range []*adminv1.GateSchedule{link.GetOperational(), link.GetPending()} {
+			if schedule != nil {
+				most = max(most, takes(link, schedule)(stream{int(*p.Class), p.Frames(), p.LargestFrame(), p.Period.Nanoseconds()}))
+			}
+		}
+	}
+	return most
 }

@@ -105,9 +105,9 @@ func TestThePolicyRefusesGateTimeThatTheNodeWould(t *testing.T) {
 			yes := true
 			s.Devices.Requests[1].Exactly.AdminAccess = &yes
 		}, "leave count, allocationMode and adminAccess"},
-		"twice and a little": {asks("class5", "5544000"), ""},
-		"far too much":       {asks("class5", "5544001"), `GateTimeTooLarge: capacity.requests is far more than bytes and period need, and nobody else could claim the rest: write class5: "2272000"`},
-		"a name":             {with(rest + `"destination":"listener:4000"`), "an IP address with a port"},
+		"what may be counted": {asks("class5", "291816000"), ""},
+		"far too much":        {asks("class5", "291816001"), `GateTimeTooLarge: capacity.requests is far more than bytes and period need, and nobody else could claim the rest: write class5: "2272000"`},
+		"a name":              {with(rest + `"destination":"listener:4000"`), "an IP address with a port"},
 		"of another kind": {func(s *resourcev1.ResourceClaimSpec) {
 			s.Devices.Config[1].Opaque.Parameters = runtime.RawExtension{Raw: []byte(`{"apiVersion":"network.takt.dev/v1alpha1","kind":"Gate","class":5,"period":"1ms","bytes":256,"channel":1}`)}
 		}, "kind GateTime"},
@@ -150,16 +150,22 @@ func TestThePolicyAndTheNodeComputeTheSameGateTime(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		bound := wanted.BitsPerSecond()
+		least, most := wanted.BitsPerSecond(), reservation.MostCapacity(wanted.MostBitsPerSecond())
+		bound := least
 		if rapid.Bool().Draw(t, "the most") {
-			bound = reservation.MostCapacity(bound)
+			bound = most
 		}
 		asked := max(bound+rapid.Int64Range(-2, 2).Draw(t, "off by"), 0)
 		claim.Spec.Devices.Config[1].Opaque.Parameters = gateParameters(fields)
 		claim.Spec.Devices.Requests[1].Exactly.Capacity.Requests["class5"] = *resource.NewQuantity(asked, resource.DecimalSI)
-		node, policy := wanted.FitsCapacity(asked), p.admit(claim, nil)
-		if (node == nil) != (policy == nil) {
-			t.Fatalf("%s at %d: the node says %v, the policy %v", fields, asked, node, policy)
+		if policy := p.admit(claim, nil); (asked >= least && asked <= most) != (policy == nil) {
+			t.Fatalf("%s at %d of %d to %d: the policy says %v", fields, asked, least, most, policy)
+		}
+		// What a node may ask for passes.
+		cycle := rapid.Uint64Range(15_625, 1_000_000_000).Draw(t, "cycle")
+		need := reservation.StreamBits(wanted.Frames(), wanted.LargestFrame(), reservation.CountedPeriod(period.Nanoseconds(), cycle))
+		if need < least || need > wanted.MostBitsPerSecond() {
+			t.Fatalf("%s in cycles of %d takes %d, and %d to %d pass", fields, cycle, need, least, wanted.MostBitsPerSecond())
 		}
 	})
 }
