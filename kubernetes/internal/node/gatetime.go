@@ -525,12 +525,32 @@ func (g *gateTimes) refused(c *gateClaim, err error) error {
 	if away(err) {
 		return fmt.Errorf("taktd does not answer at %s: start it: %w", g.n.config.Network.AdminSocket, err)
 	}
+	if status.Code(err) == codes.InvalidArgument {
+		// It is of the listener, not of the schedule.
+		return refuse(codeNotAllowed, "the pod's interface in network %q cannot have the streams: %s; takt-cni's configuration says what it may, and to place the pod again is of no use where that is the same", c.network(), quote.Plain(err))
+	}
 	var what []string
 	for _, request := range c.Requests {
 		what = append(what, fmt.Sprintf("%s in class %d", &request.Parameters, request.class()))
 	}
 	return refuse(codeGateTime, "network %q of this node has no gate time for %s: %s; or delete the pod to have it placed again",
 		c.network(), strings.Join(what, " and "), quote.Plain(err))
+}
+
+// allowed says whether a listener, as takt-cni has set it, may have the claim's streams; it is given those classes beside its own.
+func (c *gateClaim) allowed(listener *adminv1.Listener, given []uint32) error {
+	for _, request := range c.Requests {
+		if class := uint32(request.class()); !slices.Contains(listener.GetClasses(), class) && !slices.Contains(given, class) {
+			return refuse(codeNotAllowed, "request %q: class %d is none of %v, which are what takt-cni gives the pod in network %q: add it to classes of its configuration (and access of the TaktNetwork) and delete the pod, or claim another one",
+				request.Name, class, listener.GetClasses(), c.network())
+		}
+		channel := request.Parameters.Channel
+		if channel != nil && !slices.ContainsFunc(listener.GetWrite(), func(r *adminv1.ChannelRange) bool { return r.GetFirst() <= *channel && *channel <= r.GetLast() }) {
+			return refuse(codeNotAllowed, "request %q: channel %d is none that takt-cni lets the pod write in network %q: add it to write of its configuration and delete the pod, or claim one that it may write",
+				request.Name, *channel, c.network())
+		}
+	}
+	return nil
 }
 
 // permitted says whether the pod's namespace may use the classes, as the network's TaktNetwork has it.
@@ -783,6 +803,11 @@ func (g *gateTimes) place(ctx context.Context, all listeners, c *gateClaim, plac
 	if next.Place != c.Place {
 		// What takt-cni has given it is taken away only with the streams.
 		next.Granted = c.among(slices.Concat(all[place].GetClasses(), g.n.config.Network.Claimed))
+	}
+	if err := next.allowed(all[place], next.Granted); err != nil {
+		return err
+	}
+	if next.Place != c.Place {
 		if err := g.n.records.writeGate(&next); err != nil {
 			return err
 		}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
@@ -409,6 +411,36 @@ func TestWhatATaktdThatIsAwayDoesNotKeepIsSaid(t *testing.T) {
 	g.until("the agent has found it", func() bool { return g.agent.gates.step(background) == nil })
 	if kept, lost := g.agent.gates.counts(); kept != 1 || lost != 0 || !g.agent.gates.silent.IsZero() {
 		t.Errorf("kept %d, lost %d", kept, lost)
+	}
+}
+
+// What is not of the schedule is not told as if it were.
+func TestAChannelThatThePodMayNotWriteIsToldAsThat(t *testing.T) {
+	g := newGated(t)
+	claim := g.gateClaimOf("talker", "pods", strings.Replace(frameOfPods, `"destination":"10.244.1.9:4000"`, `"channel":99`, 1))
+	g.must(claim)
+	socket := g.attachTo("talker", "pods", 7, 0, 5)
+	_, err := g.created("talker")
+	if err == nil || !strings.HasPrefix(err.Error(), codeNotAllowed+`: request "gate": channel 99 is none that takt-cni lets the pod write in network "pods": add it to write of its configuration and delete the pod, or claim one`) ||
+		strings.Contains(err.Error(), "placed again") {
+		t.Errorf("%v", err)
+	}
+	g.at(claim, "")
+	all, err := g.agent.gates.listeners(background)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener := all[socket]
+	listener.Write = []*adminv1.ChannelRange{{First: 98, Last: 99}}
+	if _, err := g.admin.SetListener(background, &adminv1.SetListenerRequest{Listener: listener, Keep: true}); err != nil {
+		t.Fatal(err)
+	}
+	g.start("talker")
+	g.at(claim, socket)
+	// Nor what taktd alone knows of.
+	other := g.agent.gates.refused(g.agent.gates.get(claim.UID), status.Error(codes.InvalidArgument, "stream: declare 64 at most"))
+	if !strings.HasPrefix(other.Error(), codeNotAllowed+`: the pod's interface in network "pods" cannot have the streams: stream: declare 64 at most; `) {
+		t.Errorf("%v", other)
 	}
 }
 
