@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -55,6 +56,8 @@ type gateTimes struct {
 	// withdrawn are claims that are held and whose streams are not declared: their pod could not have them when its last
 	// container was to be created.
 	withdrawn map[types.UID]bool
+	// unused is since when claims have waited for the first container of their pod, as far as this agent has seen.
+	unused map[types.UID]time.Time
 	// held are never changed, but replaced.
 	held map[types.UID]*gateClaim
 	// lost says of claims why taktd does not keep them.
@@ -89,6 +92,9 @@ type refusedGate struct {
 // silence is how long taktd may be away, for a restart, before claims count as lost.
 const silence = 10 * time.Second
 
+// mostUnused is how long a place is held for a pod of which no container is created.
+const mostUnused = 2 * time.Minute
+
 func newGateTimes(n *Node) (*gateTimes, error) {
 	d, disconnect, err := n.networks()
 	if err != nil {
@@ -96,7 +102,7 @@ func newGateTimes(n *Node) (*gateTimes, error) {
 	}
 	return &gateTimes{n: n, admin: d.admin, disconnect: disconnect, wake: make(chan struct{}, 1), turn: newTurn(),
 		unread: map[types.UID]bool{}, unprepared: map[types.UID]refusedGate{}, withdrawn: map[types.UID]bool{},
-		held: map[types.UID]*gateClaim{}, lost: map[types.UID]error{}, said: map[types.UID]condition{}}, nil
+		unused: map[types.UID]time.Time{}, held: map[types.UID]*gateClaim{}, lost: map[types.UID]error{}, said: map[types.UID]condition{}}, nil
 }
 
 // load reads what an earlier agent has left.
@@ -494,6 +500,7 @@ func (g *gateTimes) admit(ctx context.Context, c *gateClaim) error {
 	}
 	g.mu.Lock()
 	delete(g.withdrawn, c.Claim)
+	g.unused[c.Claim] = time.Now()
 	g.mu.Unlock()
 	g.say(c, all, nil)
 	return nil
@@ -650,6 +657,7 @@ func (g *gateTimes) drop(ctx context.Context, uid types.UID) error {
 	delete(g.lost, uid)
 	delete(g.said, uid)
 	delete(g.withdrawn, uid)
+	delete(g.unused, uid)
 	return nil
 }
 
@@ -686,18 +694,66 @@ func (g *gateTimes) attach(ctx context.Context, sandbox *api.PodSandbox, ctr *ap
 		if c = g.get(c.Claim); c == nil {
 			continue
 		}
-		at := slices.IndexFunc(attached, func(name string) bool {
-			return all[filepath.Join(directory, name, cni.SocketName)].GetEndpoint().GetNetwork() == c.network()
-		})
-		if at < 0 {
-			return g.withdraw(ctx, all, c, refuse(codeUnattached, "claim %s is for gate time of network %q, which has not attached the pod: annotate it with %s: \"true\", or claim it of the network that attaches it",
-				c.Name, c.network(), cni.Annotation))
+		place, err := c.at(all, directory, attached)
+		if err == nil {
+			err = g.place(ctx, all, c, place)
 		}
-		if err := g.place(ctx, all, c, filepath.Join(directory, attached[at], cni.SocketName)); err != nil {
+		if err != nil {
 			return g.withdraw(ctx, all, c, err)
 		}
 	}
 	return g.bound(ctx, all, pod, directory, attached, claims)
+}
+
+// at is the socket of the interface that is in the claim's network.
+func (c *gateClaim) at(all listeners, directory string, attached []string) (string, error) {
+	for _, name := range attached {
+		if path := filepath.Join(directory, name, cni.SocketName); all[path].GetEndpoint().GetNetwork() == c.network() {
+			return path, nil
+		}
+	}
+	return "", refuse(codeUnattached, "claim %s is for gate time of network %q, which has not attached the pod: annotate it with %s: \"true\", or claim it of the network that attaches it",
+		c.Name, c.network(), cni.Annotation)
+}
+
+// sandboxed gives back the places of a pod's claims that it cannot have as it has just been attached: nobody knows when its first
+// container comes, at which it would be refused. What it can have is its first container's.
+func (g *gateTimes) sandboxed(ctx context.Context, sandbox *api.PodSandbox) error {
+	claims := g.all(types.UID(sandbox.GetUid()))
+	if len(claims) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*askTaktd)
+	defer cancel()
+	directory := filepath.Join(g.n.config.Network.Sockets, sandbox.GetId())
+	attached, err := interfaces(directory)
+	if err != nil {
+		return fmt.Errorf("cannot see what the pod is attached to: %w", err)
+	}
+	if err := g.turn.take(ctx); err != nil {
+		return err
+	}
+	defer g.turn.give()
+	all, err := g.listeners(ctx)
+	if err != nil {
+		return fmt.Errorf("taktd does not say what the pod is attached to: %w", err)
+	}
+	for _, c := range g.declared() {
+		if c.Pod.UID != types.UID(sandbox.GetUid()) || all[c.Place] != nil {
+			continue // it is withdrawn, or a container was faster
+		}
+		place, why := c.at(all, directory, attached)
+		if why == nil {
+			why = c.allowed(all[place], g.n.config.Network.Claimed)
+		}
+		if why == nil {
+			continue
+		}
+		if err := g.giveBack(ctx, all, c, why); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // bound takes classes that are for claims alone, and those that the pod claims, out of its interfaces that have no streams
@@ -790,10 +846,24 @@ func (g *gateTimes) withdraw(ctx context.Context, all listeners, c *gateClaim, w
 	is := denied(reasonGateRefused, why)
 	g.mu.Lock()
 	g.withdrawn[c.Claim] = true
+	delete(g.unused, c.Claim)
 	g.lost[c.Claim], g.said[c.Claim] = why, is
 	g.mu.Unlock()
 	g.n.status.put(claimStatus{record: c.record(), gates: c.Requests, condition: is})
 	return why
+}
+
+// giveBack is withdraw where nobody has asked, and the pod is told. Call with g.turn held.
+func (g *gateTimes) giveBack(ctx context.Context, all listeners, c *gateClaim, why error) error {
+	err := g.withdraw(ctx, all, c, why)
+	g.mu.Lock()
+	given := g.withdrawn[c.Claim]
+	g.mu.Unlock()
+	if !given {
+		return err
+	}
+	g.n.tell(c.Pod, reasonGateRefused, "claim "+c.Name, why)
+	return nil
 }
 
 // place has the claim's streams at a pod's interface. Call with g.turn held.
@@ -942,6 +1012,16 @@ func (g *gateTimes) keep(ctx context.Context) (all listeners, answers bool, err 
 	}
 	var mistakes []error
 	for _, c := range g.declared() {
+		if g.idles(all, c) {
+			why := refuse(codeUnused, "no container of the pod has been created for %v: others may have its place meanwhile, and it is asked for again when one is created; see why none is (`kubectl describe pod`: its image, its networks)", mostUnused)
+			switch err := g.giveBack(ctx, all, c, why); {
+			case away(err):
+				return nil, false, err
+			case err != nil:
+				mistakes = append(mistakes, err)
+			}
+			continue
+		}
 		c, err := g.grant(all, c)
 		if err != nil {
 			mistakes = append(mistakes, err)
@@ -970,6 +1050,26 @@ func (g *gateTimes) keep(ctx context.Context) (all listeners, answers bool, err 
 		g.say(c, all, err)
 	}
 	return all, true, errors.Join(mistakes...)
+}
+
+// idles says whether a claim's place has been held too long for a pod that has no container.
+func (g *gateTimes) idles(all listeners, c *gateClaim) bool {
+	waits := c.Place == ""
+	if !waits && all[c.Place] == nil {
+		// Its sandbox has gone, and is made anew or not.
+		_, err := os.Stat(filepath.Dir(c.Place))
+		waits = errors.Is(err, fs.ErrNotExist)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !waits {
+		delete(g.unused, c.Claim)
+		return false
+	}
+	if g.unused[c.Claim].IsZero() {
+		g.unused[c.Claim] = time.Now()
+	}
+	return time.Since(g.unused[c.Claim]) > mostUnused
 }
 
 // among are the classes of a claim's streams that are some of these, once each.

@@ -444,6 +444,116 @@ func TestAChannelThatThePodMayNotWriteIsToldAsThat(t *testing.T) {
 	}
 }
 
+// waited has a claim have waited for so long.
+func (g *gated) waited(claim *resourceapi.ResourceClaim, so time.Duration) {
+	g.agent.gates.mu.Lock()
+	defer g.agent.gates.mu.Unlock()
+	g.agent.gates.unused[claim.UID] = time.Now().Add(-so)
+}
+
+func TestAPodWithoutContainersHoldsNoPlaceForLong(t *testing.T) {
+	g := newGated(t)
+	// An image that never comes.
+	idle, other := g.gateClaimOf("idle", "pods", framesOf(16, 1514, 4000, "")), g.gateClaimOf("other", "pods", framesOf(16, 1514, 4001, ""))
+	g.must(idle)
+	g.attachTo("idle", "pods", 7, 0, 5)
+	g.waited(idle, mostUnused-time.Minute)
+	g.step()
+	g.at(idle, g.agent.gates.placeholder(idle.UID))
+	if _, err := g.prepareGate(other); err == nil {
+		t.Fatal("both fit")
+	}
+	g.release(other)
+	g.waited(idle, mostUnused+time.Second)
+	for range 2 {
+		g.step()
+		g.at(idle, "")
+	}
+	told := g.events.of("idle", reasonGateRefused)
+	if is := g.agent.gates.said[idle.UID]; len(told) != 1 || !strings.HasPrefix(told[0], codeUnused+": claim idle-gate: no container of the pod has been created for 2m0s: others may have its place meanwhile, and it is asked for again when one is created") || is.ready || is.reason != reasonGateRefused {
+		t.Errorf("told %q, said %+v", told, is)
+	}
+	if kept, lost := g.agent.gates.counts(); kept != 0 || lost != 0 || g.capacity("other", 5) != 250_000_000 {
+		t.Errorf("kept %d, lost %d, published is %d", kept, lost, g.capacity("other", 5))
+	}
+	g.must(other)
+	// Its image is there after all, and then also the time.
+	if _, err := g.created("idle"); err == nil || !strings.Contains(err.Error(), codeGateTime+": ") {
+		t.Errorf("%v", err)
+	}
+	g.release(other)
+	g.start("idle")
+	g.step()
+	socket := g.agent.gates.get(idle.UID).Place
+	g.at(idle, socket)
+	// One that runs has it for as long as it does, also while taktd does not have its listener.
+	if _, err := g.admin.RemoveListener(background, &adminv1.RemoveListenerRequest{Path: socket}); err != nil {
+		t.Fatal(err)
+	}
+	g.waited(idle, time.Hour)
+	g.step()
+	g.at(idle, g.agent.gates.placeholder(idle.UID))
+	// Its sandbox goes, and none comes.
+	g.detach(socket)
+	g.step()
+	g.at(idle, g.agent.gates.placeholder(idle.UID))
+	g.waited(idle, mostUnused+time.Second)
+	g.step()
+	g.at(idle, "")
+	g.release(idle)
+	g.nothing()
+	if left := len(g.agent.gates.unused); left > 0 {
+		t.Errorf("%d are left", left)
+	}
+}
+
+func TestAPlaceThatThePodCannotHaveIsGivenBackWhenItIsAttached(t *testing.T) {
+	g := newGated(t)
+	plugin := &nriPlugin{n: g.agent}
+	attached := func(pod string) {
+		t.Helper()
+		if err := plugin.RunPodSandbox(background, &api.PodSandbox{Id: pod + "-sandbox", Namespace: "default", Name: pod, Uid: pod + "-uid"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lacks, channel, strange, good := g.gateClaimOf("lacks", "pods", frameOfPods), g.gateClaimOf("channel", "pods", strings.Replace(frameOfPods, `"destination":"10.244.1.9:4000"`, `"channel":99`, 1)),
+		g.gateClaimOf("strange", "pods", frameOfPods), g.gateClaimOf("good", "pods", frameOfPods)
+	g.must(lacks, channel, strange, good)
+	g.attachTo("lacks", "pods", 7, 0, 4)
+	g.attachTo("channel", "pods", 8, 0, 5)
+	g.attachTo("strange", "other", 9, 0, 5)
+	g.attachTo("good", "pods", 10, 0, 5)
+	for pod, want := range map[string]string{
+		"lacks":   codeNotAllowed + `: claim lacks-gate: request "gate": class 5 is none of [0 4], which are what takt-cni gives the pod`,
+		"channel": codeNotAllowed + `: claim channel-gate: request "gate": channel 99 is none that takt-cni lets the pod write`,
+		"strange": codeUnattached + `: claim strange-gate: claim strange-gate is for gate time of network "pods", which has not attached the pod`,
+	} {
+		attached(pod)
+		g.until(pod+" is told", func() bool {
+			told := g.events.of(pod, reasonGateRefused)
+			return len(told) == 1 && strings.HasPrefix(told[0], want)
+		})
+	}
+	if err := g.agent.gates.sandboxed(background, &api.PodSandbox{Id: "good-sandbox", Namespace: "default", Name: "good", Uid: "good-uid"}); err != nil {
+		t.Fatal(err)
+	}
+	attached("of nobody")
+	g.step()
+	for _, claim := range []*resourceapi.ResourceClaim{lacks, channel, strange} {
+		g.at(claim, "")
+	}
+	g.at(good, g.agent.gates.placeholder(good.UID))
+	if told := g.events.of("good", reasonGateRefused); len(told) > 0 {
+		t.Errorf("told %q", told)
+	}
+	// Its container was faster.
+	g.start("good")
+	if err := g.agent.gates.sandboxed(background, &api.PodSandbox{Id: "good-sandbox", Namespace: "default", Name: "good", Uid: "good-uid"}); err != nil {
+		t.Fatal(err)
+	}
+	g.at(good, g.agent.gates.get(good.UID).Place)
+}
+
 // A sandbox that is gone is none: what its pod holds is given back with the rest.
 func TestWhatAPodHeldWhoseSandboxIsGoneIsGivenBack(t *testing.T) {
 	g := newGated(t)

@@ -532,6 +532,20 @@ func (p *nriPlugin) StopContainer(ctx context.Context, _ *api.PodSandbox, ctr *a
 	return nil, nil
 }
 
+// RunPodSandbox is told when a pod has its interfaces, and no container yet. The runtime does not wait.
+func (p *nriPlugin) RunPodSandbox(ctx context.Context, sandbox *api.PodSandbox) error {
+	if p.n.gates == nil {
+		return nil
+	}
+	ctx = context.WithoutCancel(ctx)
+	go func() {
+		if err := p.n.gates.sandboxed(ctx, sandbox); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot see whether a pod may have its gate time", "pod", klog.KRef(sandbox.GetNamespace(), sandbox.GetName()))
+		}
+	}()
+	return nil
+}
+
 // StopPodSandbox is told when a pod ends, and loses its interfaces.
 func (p *nriPlugin) StopPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
 	p.n.named.Delete(sandbox.GetId())
