@@ -366,6 +366,9 @@ func TestAScheduleIsOnAllNodesFromOneInstantOrOnNone(t *testing.T) {
 	// Another replica goes on in the middle.
 	s.start()
 	s.answers("node-2", two, network.Pending, "")
+	s.scheduleIs("line", network.InForce, false, network.Installing, "all 2 nodes have it, and it begins at ")
+	s.answers("node-1", one, network.Running, "")
+	s.answers("node-2", two, network.Running, "")
 	s.scheduleIs("line", network.InForce, true, network.Installed, "on 2 nodes")
 	apitest.Until(t, "it is committed", func() bool {
 		return s.assigned("node-1", "line", 1).Committed && s.assigned("node-2", "line", 1).Committed
@@ -416,6 +419,10 @@ func TestAScheduleIsOnAllNodesFromOneInstantOrOnNone(t *testing.T) {
 	}
 	for _, node := range []string{"node-1", "node-2"} {
 		s.answers(node, s.assigned(node, "line", 5), network.Pending, "")
+	}
+	s.scheduleIs("line", network.InForce, false, network.Installing, "all 2 nodes have it, and it begins at ")
+	for _, node := range []string{"node-1", "node-2"} {
+		s.answers(node, s.assigned(node, "line", 5), network.Running, "")
 	}
 	s.scheduleIs("line", network.InForce, true, network.Installed, "on 2 nodes")
 

@@ -366,12 +366,13 @@ func (r *rollout) install() metav1.Condition {
 // maintain gives an installed schedule to the nodes that it selects by now.
 func (r *rollout) maintain() metav1.Condition {
 	revision, generation := r.revision(), r.of.Generation
-	t := &tally{}
+	t, begun := &tally{}, true
 	for _, name := range r.selected {
 		r.give(name, network.Assignment{Revision: revision, Committed: true})
 		switch state, message := r.state(name, &revision); state {
 		case network.Pending, network.Running:
 			t.do, t.of = t.do+1, t.of+1
+			begun = begun && state == network.Running
 		case network.Refused:
 			t.not(network.Refused, name, message)
 		default:
@@ -380,6 +381,9 @@ func (r *rollout) maintain() metav1.Condition {
 	}
 	if t.do < t.of {
 		return condition(network.InForce, false, generation, t.reason, fmt.Sprintf("%s nodes: %s", t.count(), t.message))
+	}
+	if !begun {
+		return condition(network.InForce, false, generation, network.Installing, fmt.Sprintf("all %d nodes have it, and it begins at %s", t.of, instant(revision.BeginsNanoseconds)))
 	}
 	return condition(network.InForce, true, generation, network.Installed, fmt.Sprintf("on %d nodes from %s", t.of, instant(revision.BeginsNanoseconds)))
 }

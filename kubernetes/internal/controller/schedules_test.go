@@ -31,15 +31,20 @@ func worldOf(names ...string) *World {
 	return w
 }
 
-// next is the world after a round whose writes have all been done, and in which each node has taken what it is told.
+// next is the world after a round whose writes have all been done, and in which each node has taken what it is told, and what is
+// committed has begun.
 func (w *World) next() *Plan {
 	p := w.Make()
 	for _, member := range w.Members {
 		member.Spec = p.Specs[member.Name]
 		member.Status.Schedules = nil
 		for _, a := range member.Spec.Schedules {
+			state := network.Pending
+			if a.Committed {
+				state = network.Running
+			}
 			member.Status.Schedules = append(member.Status.Schedules, network.LinkState{
-				Datapath: a.Datapath, Name: a.Name, UID: a.UID, Generation: a.Generation, BeginsNanoseconds: a.BeginsNanoseconds, State: network.Pending,
+				Datapath: a.Datapath, Name: a.Name, UID: a.UID, Generation: a.Generation, BeginsNanoseconds: a.BeginsNanoseconds, State: state,
 			})
 		}
 	}
@@ -294,6 +299,32 @@ func TestAScheduleThatIsBeingInstalledIsNothingToBeWarnedOf(t *testing.T) {
 	}
 	if !told["false "+network.Installing] || told["true "+network.Installing] || !told["false "+network.Installed] {
 		t.Errorf("told %v", told)
+	}
+}
+
+func TestAScheduleIsInForceWhenItHasBegunOnAllNodes(t *testing.T) {
+	w := worldOf("node-1", "node-2")
+	g := scheduleOf("line", 0, "")
+	g.Spec.NodeSelector = nil
+	w.Schedules = []*network.GateSchedule{g}
+	both := []string{"node-1", "node-2"}
+	for generation := range int64(2) {
+		g.Generation = generation + 1
+		w.round(network.Pending, both...)
+		for range 2 {
+			p := w.round(network.Pending, both...)
+			if now := p.Schedules["line"]; now.State != network.Installed || now.Nodes != "2/2" || !is(now.Conditions, network.InForce, false, network.Installing, "all 2 nodes have it, and it begins at "+instant(now.BeginsNanoseconds)) {
+				t.Errorf("before its instant it is %+v", now)
+			}
+		}
+		w.round(network.Running, "node-1")
+		if p := w.round(network.Running, "node-1"); !is(p.Schedules["line"].Conditions, network.InForce, false, network.Installing, "") {
+			t.Errorf("by one node's clock it is %+v", p.Schedules["line"].Conditions)
+		}
+		w.round(network.Running, both...)
+		if p := w.round(network.Running, both...); !is(p.Schedules["line"].Conditions, network.InForce, true, network.Installed, "on 2 nodes from ") {
+			t.Errorf("when it has begun it is %+v", p.Schedules["line"].Conditions)
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 // +kubebuilder:printcolumn:name="Clock",type=string,JSONPath=`.status.clock.state`
 // +kubebuilder:printcolumn:name="Peers",type=string,JSONPath=`.status.peers`
 // +kubebuilder:printcolumn:name="Schedule",type=string,JSONPath=`.status.schedules[*].name`
+// +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.schedules[*].state`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type TaktNode struct {
 	metav1.TypeMeta   `json:",inline"`

@@ -168,14 +168,14 @@ func (s *Schedule) BaseNanoseconds() (int64, error) {
 	return nanos, nil
 }
 
-// InForce is the condition of a GateSchedule that runs on every node which it selects, or will from its instant on.
+// InForce is the condition of a GateSchedule that runs on every node which it selects, by each node's own clock.
 const InForce = "InForce"
 
 // How the installation of a schedule stands.
 const (
 	// Installing: nodes have been asked, and it has not begun.
 	Installing = "Installing"
-	// Installed: every node has it.
+	// Installed: every node has it. As the reason of InForce, it has begun.
 	Installed = "Installed"
 	// RolledBack: a node has refused, and every node has what it had before.
 	RolledBack = "RolledBack"
