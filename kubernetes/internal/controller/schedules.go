@@ -331,7 +331,7 @@ func (r *rollout) install() metav1.Condition {
 	case refused != "":
 		r.status.State = network.RolledBack
 		r.keep()
-		return condition(network.InForce, false, generation, network.RolledBack, fmt.Sprintf("node %s refuses: %s. All nodes have what they had before: change the schedule, or which nodes it selects", refused, strings.TrimRight(why, ". ")))
+		return condition(network.InForce, false, generation, network.RolledBack, fmt.Sprintf("node %s refuses: %s. All nodes have what they had before. It is not tried again by itself, also when nothing stands in its way any more: change the schedule (its baseTime by a cycle moves nothing), or which nodes it selects", refused, strings.TrimRight(why, ". ")))
 	case len(missing) > 0 && late(offset):
 		r.status.State, r.status.Silent = network.RolledBack, missing
 		r.keep()

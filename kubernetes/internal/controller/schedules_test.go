@@ -201,7 +201,15 @@ func TestAScheduleThatASilentNodeHasRolledBackIsTriedAgainWhenItSpeaks(t *testin
 	for range 4 {
 		w.round(network.Refused, "node-1", "node-2")
 	}
-	if g.Status.State != network.RolledBack {
+	if g.Status.State != network.RolledBack || !is(g.Status.Conditions, network.InForce, false, network.RolledBack, "It is not tried again by itself, also when nothing stands in its way any more: change the schedule (its baseTime by a cycle moves nothing)") {
+		t.Errorf("it is %+v", g.Status)
+	}
+	// As it is told.
+	g.Spec.BaseTime, g.Generation = "0.001", 3
+	for range 3 {
+		w.round(network.Running, "node-1", "node-2")
+	}
+	if !is(g.Status.Conditions, network.InForce, true, network.Installed, "") {
 		t.Errorf("it is %+v", g.Status)
 	}
 }
