@@ -233,6 +233,45 @@ fn sessions_that_left_take_no_places_and_have_no_more_than_there_are() {
 }
 
 #[test]
+fn who_comes_under_the_name_of_one_that_has_gone_begins_to_count_anew() {
+    let directory = takt_testing::Directory::new();
+    let runtime = start(config(free_port(), &[]));
+    let handle = runtime.handle();
+    let listen = |name: &str| {
+        let listener = takt_runtime::config::ListenerConfig {
+            path: directory.join(name),
+            mode: 0o600,
+            policy: policy("pod"),
+        };
+        let path = listener.path.clone();
+        handle
+            .set_listener(listener)
+            .expect("running")
+            .expect("a socket");
+        path
+    };
+    let ended = || tenant(handle, "pod").map_or(0, |tenant| tenant.ended);
+    let come_and_go = |path| {
+        let before = ended();
+        drop(App::over(support::connect(path)));
+        until_true("it has left", || ended() == before + 1);
+    };
+    let first = listen("first.sock");
+    come_and_go(&first);
+    // While there is one of the name, another one of it is the same tenant.
+    let second = listen("second.sock");
+    assert_eq!(ended(), 1);
+    come_and_go(&second);
+    for path in [first, second] {
+        assert!(handle.remove_listener(path).expect("running"));
+    }
+    assert_eq!(ended(), 2, "told until somebody has looked");
+    let third = listen("first.sock");
+    assert_eq!(ended(), 0);
+    come_and_go(&third);
+}
+
+#[test]
 fn the_memory_of_a_session_that_has_ended_is_given_back_though_somebody_has_it_mapped() {
     let runtime = start(config(free_port(), &[]));
     let app = App::attach(runtime.handle());

@@ -32,6 +32,11 @@ impl Ended {
         tenant.last = now;
     }
 
+    /// One that was not there comes: what another of its name had counted is not its own, as that of a pod that is made anew.
+    pub fn begin(&mut self, identity: &str) {
+        self.0.remove(identity);
+    }
+
     /// Forgets tenants that have not been there for long.
     pub fn forget<'a>(&mut self, now: Duration, there: impl FnOnce() -> HashSet<&'a str>) {
         if self.0.values().all(|tenant| now < tenant.last + KEPT) {

@@ -250,6 +250,7 @@ impl Control {
         let id = self.next_listener;
         self.next_listener += 1;
         let path = listener.config.path.clone();
+        let identity = listener.policy.identity.as_str();
         self.watch(listener.socket.as_fd(), Token::Listener(id))
             .map_err(|source| {
                 listener.unlink();
@@ -259,9 +260,21 @@ impl Control {
                     source,
                 }
             })?;
+        if !self.is_there(identity) {
+            self.ended.begin(identity);
+        }
         self.listeners.insert(id, listener);
         self.check_descriptors_of_listeners(descriptors);
         Ok(())
+    }
+
+    /// Whether a tenant of this name has a listener or a session.
+    fn is_there(&self, identity: &str) -> bool {
+        let listening = self.listeners.values().map(|listener| &listener.policy);
+        let attached = self.sessions.values().map(|session| &session.policy);
+        listening
+            .chain(attached)
+            .any(|policy| policy.identity == identity)
     }
 
     /// What the sessions of a tenant send is held to its streams as they are now.
