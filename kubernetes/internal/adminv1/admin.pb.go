@@ -4204,7 +4204,7 @@ type Network struct {
 	Counters *NetworkCounters `protobuf:"bytes,9,opt,name=counters,proto3" json:"counters,omitempty"`
 	// On a native network: the interface that frames leave by; empty: a datapath's own.
 	Interface string `protobuf:"bytes,10,opt,name=interface,proto3" json:"interface,omitempty"`
-	// Stations that the device knows beyond what is taken of them.
+	// Stations that the device and the bridges of tenants know beyond what is taken of them.
 	LeftOut uint64 `protobuf:"varint,11,opt,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	// Destinations behind this host as a router that tenants have asked for.
 	Routes []*Route `protobuf:"bytes,12,rep,name=routes,proto3" json:"routes,omitempty"`

@@ -202,7 +202,7 @@ pub struct NetworkStatus {
     pub interface: Option<String>,
     /// Where its stations are.
     pub stations: Vec<StationStatus>,
-    /// Stations that the kernel's device knows beyond what is taken of them.
+    /// Stations that the kernel's device and bridges know beyond what is taken of them.
     pub left_out: u64,
     /// Destinations behind this host as a router that were asked for.
     pub routes: Vec<RouteStatus>,

@@ -754,6 +754,12 @@ pub fn networks(networks: &[Network]) -> String {
         text.push('\n');
         text.push_str(&table(&columns, stations));
     }
+    for network in networks.iter().filter(|network| network.left_out > 0) {
+        let (name, more) = (&network.name, network.left_out);
+        text.push_str(&format!(
+            "{name}: {more} stations more are left out, as there are too many (`bridge fdb`)\n"
+        ));
+    }
     let columns = [
         ("NETWORK", Align::Left),
         ("DESTINATION", Align::Left),

@@ -17,6 +17,7 @@ mod handle;
 mod host;
 mod interests;
 mod listener;
+mod local;
 mod log_budget;
 mod mapping;
 mod moves;

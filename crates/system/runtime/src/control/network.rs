@@ -9,6 +9,7 @@ use takt_session::Endpoint;
 use takt_wire::ethernet::MacAddress;
 
 use super::host::{Host, Unserved};
+use super::local::{self, Behind, Rank};
 use super::networks::StationError;
 use crate::config::{Carrier, NetworkConfig, Station};
 use crate::counters::{NetworkCounters, NetworkReading};
@@ -25,7 +26,7 @@ const MOST_BEYOND: usize = 4096;
 const MOST_FOLLOWED: usize = 4096;
 /// Tunnel endpoints of those stations.
 const MOST_ENDPOINTS: usize = 1024;
-/// Stations on bridges of this host.
+/// Stations on bridges of this host, but for tenants. Whoever sends makes a bridge learn as many as it likes.
 const MOST_LOCAL: usize = 4096;
 /// Destinations behind this host as a router.
 const MOST_ROUTES: usize = 4096;
@@ -50,8 +51,10 @@ pub(super) struct Network {
     followed: Vec<Station>,
     /// What that device knows beyond.
     left_out: u64,
-    /// On bridges of this host, by the bridge.
-    local: BTreeMap<MacAddress, u32>,
+    /// On bridges of this host.
+    local: BTreeMap<MacAddress, Behind>,
+    /// What those bridges know beyond.
+    local_left_out: u64,
     /// Ports of those bridges but for tunnels, by interface.
     ports: Vec<u32>,
     /// Tenants with the port that they are behind.
@@ -109,6 +112,7 @@ impl Network {
             config,
             followed: Vec::new(),
             left_out: 0,
+            local_left_out: 0,
             local: BTreeMap::new(),
             ports: Vec::new(),
             homes: BTreeMap::new(),
@@ -200,7 +204,7 @@ impl Network {
         let here = self.local.iter();
         stations.extend(
             here.filter(|(mac, _)| !elsewhere.contains(mac))
-                .map(|(mac, bridge)| (*mac, Place::Link(Some(*bridge)))),
+                .map(|(mac, behind)| (*mac, Place::Link(Some(behind.bridge)))),
         );
         if let Carrier::Native { .. } = self.config.carrier {
             // A network whose interface is missing reaches nobody.
@@ -368,23 +372,40 @@ impl Network {
             .map(|entry| entry.bridge)
             .collect();
         bridges.extend(self.device.and_then(|device| host.device(device)?.bridge));
-        // Entries age while stations are silent, and frames for them are flooded then: they stay.
-        bridges.extend(self.local.values());
+        // Entries age while stations are silent, and frames for them are flooded then: they stay for as long as their port.
+        bridges.extend(self.local.values().map(|behind| behind.bridge));
         bridges.retain(|bridge| host.device(*bridge).is_some());
         let mut local = self.local.clone();
         let gone = |entry: &&BridgeEntry| host.is_tunnel(entry.port);
         for entry in entries.iter().filter(gone) {
             local.remove(&entry.mac);
         }
-        local.retain(|mac, bridge| bridges.contains(bridge) && self.endpoint_of(*mac).is_none());
+        local.retain(|mac, behind| {
+            bridges.contains(&behind.bridge)
+                && host.device(behind.port).is_some()
+                && self.endpoint_of(*mac).is_none()
+        });
         for entry in entries {
-            if bridges.contains(&entry.bridge)
-                && !host.is_tunnel(entry.port)
-                && (local.len() < MOST_LOCAL || local.contains_key(&entry.mac))
-            {
-                local.insert(entry.mac, entry.bridge);
+            if bridges.contains(&entry.bridge) && !host.is_tunnel(entry.port) {
+                let (bridge, port) = (entry.bridge, entry.port);
+                local.insert(entry.mac, Behind { bridge, port });
             }
         }
+        let total = local.len();
+        let local = local::share(local, MOST_LOCAL, |mac| match endpoints.contains(mac) {
+            true => Rank::Tenant,
+            false if self.local.contains_key(mac) => Rank::Known,
+            false => Rank::New,
+        });
+        let left_out = (total - local.len()) as u64;
+        // Said once, not for each number.
+        if left_out > 0 && self.local_left_out == 0 {
+            tracing::warn!(
+                network = %self.config.name, stations = total, left_out,
+                "the bridges of tenants have more stations than are served: of ports with many, some are left out (`bridge fdb`)"
+            );
+        }
+        self.local_left_out = left_out;
         // As bridges do with what is for groups. The tunnels' port is served by tunnels, the interface's by itself.
         let own = self.interface;
         let is_port = |device: &&Device| {
@@ -630,7 +651,7 @@ impl Network {
             carrier: self.config.carrier,
             follow: self.config.follow.clone(),
             interface: self.config.interface.clone(),
-            left_out: self.left_out,
+            left_out: self.left_out + self.local_left_out,
             routes,
             problem: self.problem.clone(),
             endpoints: self.endpoints(endpoints).count(),
