@@ -336,8 +336,17 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, acc
 		}
 	}
 	for _, outside := range of.Spec.Stations {
-		same := slices.ContainsFunc(outside.Addresses, func(a string) bool { return slices.Contains(station.Addresses, ip(a)) })
-		if same || strings.EqualFold(outside.MAC, endpoint.MAC) {
+		same := slices.DeleteFunc(slices.Clone(keys), func(key string) bool {
+			what := strings.TrimPrefix(key, of.Name+" ")
+			return !strings.EqualFold(outside.MAC, what) && !slices.ContainsFunc(outside.Addresses, func(a string) bool { return ip(a) == what })
+		})
+		if len(same) > 0 && !slices.ContainsFunc(same, func(key string) bool { return w.kept[key] != me }) {
+			// Its node and the others leave the station out.
+			p.Events = append(p.Events, Event{About: of, Warning: true, Reason: reasonConflict, Message: fmt.Sprintf("station %s is entered on no node: pod %s has %s, and keeps it: correct stations, or delete the pod",
+				outside.MAC, me, strings.TrimPrefix(same[0], of.Name+" "))})
+			continue
+		}
+		if len(same) > 0 {
 			refuse(reasonConflict, "an address of %s is that of station %s outside of the cluster, and no other node knows this pod: correct stations of TaktNetwork %s, or see that the IPAM gives other addresses", endpoint.Interface, outside.MAC, of.Name)
 			return
 		}

@@ -183,6 +183,31 @@ func TestAnAddressStaysWithTheStationThatHasHadIt(t *testing.T) {
 	}
 }
 
+// A station outside that is entered later takes no address from a pod, and a pod that comes later none from it.
+func TestAnAddressStaysWithThePodOrTheStationOutsideThatHadItFirst(t *testing.T) {
+	w := worldOf("node-1")
+	tsn := w.serve("tsn", 42)
+	w.run("first", "node-1", time.Hour, "", "02:00:00:00:00:01", "10.50.0.1/16")
+	w.next()
+	tsn.Spec.Stations = []network.Place{
+		{MAC: "02:00:00:00:0A:01", VTEP: "198.51.100.7", Addresses: []string{"10.50.0.1"}},
+		{MAC: "02:00:00:00:0a:02", VTEP: "198.51.100.7", Addresses: []string{"10.50.0.2"}},
+	}
+	w.run("second", "node-1", time.Hour, "", "02:00:00:00:00:02", "10.50.0.2/16")
+	for range 2 {
+		p := w.next()
+		if got := p.stations("node-1"); len(got) != 1 || !strings.Contains(fmt.Sprint(got), "02:00:00:00:00:01") {
+			t.Fatalf("node-1 has %q", got)
+		}
+		if said := p.told("tsn", reasonConflict); !strings.Contains(said, "station 02:00:00:00:0A:01 is entered on no node: pod default/first has 10.50.0.1, and keeps it") || p.told("first", reasonConflict) != "" {
+			t.Errorf("the network is told %q, the pod %q", said, p.told("first", reasonConflict))
+		}
+		if said := p.told("second", reasonConflict); !strings.Contains(said, "is that of station 02:00:00:00:0a:02 outside of the cluster") {
+			t.Errorf("the pod that came later is told %q", said)
+		}
+	}
+}
+
 func TestATunnelEndpointIsTheNodesThatHasIt(t *testing.T) {
 	w := worldOf("node-1", "node-2", "node-3")
 	tsn := w.serve("tsn", 42)

@@ -162,6 +162,33 @@ func TestATaktNodeThatIsMadeAnewTakesNoEntryAway(t *testing.T) {
 	}
 }
 
+// Wherever the pod is: also of its own pods a node would send to the station otherwise.
+func TestAStationOutsideWithAnAddressOfAPodIsNotEntered(t *testing.T) {
+	outside := &network.TaktNetwork{ObjectMeta: metav1.ObjectMeta{Name: "tsn"}, Spec: network.TaktNetworkSpec{Stations: []network.Place{
+		{MAC: "02:00:00:00:0A:01", VTEP: "198.51.100.7", Addresses: []string{"10.50.0.2"}},
+		{MAC: "02:00:00:00:00:02", VTEP: "198.51.100.7"},
+		{MAC: "02:00:00:00:0A:03", VTEP: "198.51.100.7", Addresses: []string{"fd00:0::3"}},
+		{MAC: "02:00:00:00:0A:04", VTEP: "198.51.100.7", Addresses: []string{"10.50.0.4"}},
+	}}}
+	pods := nodeOf("node-2")
+	pods.Spec.Stations[0].Addresses = append(pods.Spec.Stations[0].Addresses, "fd00::3")
+	for _, nodes := range [][]*network.TaktNode{{pods}, {bare("node-1", true), pods}} {
+		m := memberOf(t, t.TempDir(), &tables{}, nodes...)
+		if err := m.nets.GetStore().Add(outside); err != nil {
+			t.Fatal(err)
+		}
+		var found []string
+		for key := range m.stations([]*adminv1.Network{{Name: "tsn"}}) {
+			if strings.HasSuffix(key, " 198.51.100.7") {
+				found = append(found, key)
+			}
+		}
+		if !slices.Equal(found, []string{"tsn 02:00:00:00:0a:04 198.51.100.7"}) {
+			t.Errorf("entered are %q", found)
+		}
+	}
+}
+
 func TestWhatAnOperatorHasEnteredIsNeitherChangedNorTakenAway(t *testing.T) {
 	station := func(vtep string, addresses ...string) *adminv1.Station {
 		return &adminv1.Station{Mac: "02:00:00:00:00:02", Vtep: vtep, Addresses: addresses}

@@ -587,9 +587,18 @@ func (m *member) stations(has []*adminv1.Network) map[string]*adminv1.Station {
 	enter := func(name string, at network.Place) {
 		wanted[stationKey(name, strings.ToLower(at.MAC), at.VTEP)] = &adminv1.Station{Mac: strings.ToLower(at.MAC), Vtep: at.VTEP, Addresses: at.Addresses}
 	}
+	// What pods have, on whichever node: they keep it, and the controller says so of the network.
+	pods := map[string]bool{}
+	for _, node := range objects.All[*network.TaktNode](m.nodes) {
+		for _, station := range node.Spec.Stations {
+			for _, what := range append([]string{station.MAC}, station.Addresses...) {
+				pods[station.Network+" "+what] = true
+			}
+		}
+	}
 	for _, one := range objects.All[*network.TaktNetwork](m.nets) {
 		for _, station := range one.Spec.Stations {
-			if serves[one.Name] {
+			if serves[one.Name] && !pods[one.Name+" "+strings.ToLower(station.MAC)] && !slices.ContainsFunc(station.Addresses, func(a string) bool { return pods[one.Name+" "+canonical(a)] }) {
 				enter(one.Name, station)
 			}
 		}
@@ -610,6 +619,14 @@ func (m *member) stations(has []*adminv1.Network) map[string]*adminv1.Station {
 		}
 	}
 	return wanted
+}
+
+// canonical is an IP address as the controller writes it.
+func canonical(text string) string {
+	if address, err := netip.ParseAddr(text); err == nil {
+		return address.String()
+	}
+	return text
 }
 
 func equalSets(a, b []string) bool {
