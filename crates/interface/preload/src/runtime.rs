@@ -24,6 +24,9 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// Frames of a socket that may be on their way at once: as many as a runtime keeps waiting for a session.
 pub const DEPTH: u32 = 256;
+/// Memory for many times that of a usual MTU, and next to none to receive: the tenant is charged all of it, for each program.
+const TX_BYTES: usize = 16 << 20;
+const RX_BYTES: usize = 64 << 10;
 
 /// The process's session.
 struct Attachment {
@@ -190,6 +193,8 @@ fn open(state: &mut State, depth: u32) -> Result<FrameSource, Error> {
     }
     let session = Session::builder()
         .request_timeout(PATIENCE)
+        .tx_bytes(TX_BYTES)
+        .rx_bytes(RX_BYTES)
         .descriptors_from(own::lowest())
         .open()?;
     let stream = session.stream(Qos::fast())?;
