@@ -251,7 +251,7 @@ fn who_comes_under_the_name_of_one_that_has_gone_begins_to_count_anew() {
         path
     };
     let ended = || tenant(handle, "pod").map_or(0, |tenant| tenant.ended);
-    let come_and_go = |path| {
+    let come_and_go = |path: &std::path::Path| {
         let before = ended();
         drop(App::over(support::connect(path)));
         until_true("it has left", || ended() == before + 1);
