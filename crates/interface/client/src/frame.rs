@@ -13,8 +13,8 @@ use takt_time::{TaiTime, TrafficClass};
 
 use crate::control::unexpected;
 use crate::error::Error;
+use crate::notify::Event;
 use crate::owner::StreamCore;
-use crate::room::RoomEvent;
 use crate::source::{Buffer, Outcome, Source, Token};
 use crate::wait::Wait;
 
@@ -40,7 +40,7 @@ impl FrameSource {
         stream: Arc<StreamCore>,
         key: u32,
         counted: Arc<AtomicU64>,
-        room: Option<Arc<RoomEvent>>,
+        room: Option<Arc<Event>>,
     ) -> Result<Self, Error> {
         // Nobody sees its channel: frames have none.
         Source::new(stream, key, ChannelId(0), counted, room).map(Self)

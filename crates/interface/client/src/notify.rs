@@ -10,18 +10,45 @@ use std::sync::{Mutex, PoisonError};
 use rustix::event::{EventfdFlags, epoll};
 use rustix::net::RecvFlags;
 
+/// An eventfd: readable from a signal until it is drained.
+#[derive(Debug)]
+pub(crate) struct Event(OwnedFd);
+
+impl Event {
+    pub(crate) fn new() -> io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self(rustix::event::eventfd(0, flags)?))
+    }
+
+    /// Not readable until the next signal.
+    pub(crate) fn drain(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+
+    pub(crate) fn signal(&self) {
+        // EAGAIN: the counter is full, so it is readable.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+impl AsFd for Event {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// What an event loop watches for a sink.
 #[derive(Debug)]
 pub(crate) struct Notify {
     epoll: OwnedFd,
-    event: OwnedFd,
+    event: Event,
     signal: Mutex<Option<OwnedFd>>,
 }
 
 impl Notify {
     pub(crate) fn new() -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let event = Event::new()?;
         epoll::add(
             &epoll,
             &event,
@@ -63,12 +90,12 @@ impl Notify {
 
     /// Makes it readable: the session's state has changed.
     pub(crate) fn event(&self) {
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        self.event.signal();
     }
 
     /// Takes all signals: not readable until the next.
     pub(crate) fn drain(&self) {
-        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        self.event.drain();
         let guard = self.signal.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(signal) = guard.as_ref() {
             let mut bytes = [0; 64];

@@ -9,54 +9,26 @@
 //! makes room looks after that whether somebody is. Of two sequentially consistent fences one comes first. The word in the arena
 //! is all sources': one that is armed there and finds room leaves it as it is, for others. Then it is rung for once too often.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::event::EventfdFlags;
 use rustix::net::RecvFlags;
 use takt_session::{ErrorCode, Failure};
 
 use crate::error::Error;
-
-/// What an event loop watches for a source: the same for its whole life.
-#[derive(Debug)]
-pub(crate) struct RoomEvent(OwnedFd);
-
-impl RoomEvent {
-    pub(crate) fn new() -> io::Result<Self> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        Ok(Self(rustix::event::eventfd(0, flags)?))
-    }
-
-    /// Not readable until the next signal.
-    pub(crate) fn drain(&self) {
-        let _ = rustix::io::read(&self.0, &mut [0; 8]);
-    }
-
-    fn signal(&self) {
-        // EAGAIN: the counter is full, so it is readable.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
-    }
-}
-
-impl AsFd for RoomEvent {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
+use crate::notify::Event;
 
 /// The sources of a session that wait for room.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
-    armed: Mutex<Vec<Arc<RoomEvent>>>,
+    armed: Mutex<Vec<Arc<Event>>>,
     /// How many they are. Written under the lock.
     count: AtomicUsize,
 }
 
 impl Room {
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<RoomEvent>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Event>>> {
         // Nothing in here leaves a half-done change when it panics.
         self.armed.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -81,7 +53,7 @@ impl Room {
     }
 
     /// The event is signalled, once, when room has come. Look once more after this.
-    pub(crate) fn arm(&self, event: &Arc<RoomEvent>) {
+    pub(crate) fn arm(&self, event: &Arc<Event>) {
         let mut armed = self.lock();
         if !armed.iter().any(|other| Arc::ptr_eq(other, event)) {
             armed.push(event.clone());
@@ -93,7 +65,7 @@ impl Room {
     }
 
     /// It is not signalled any more; it may have been.
-    pub(crate) fn disarm(&self, event: &Arc<RoomEvent>) {
+    pub(crate) fn disarm(&self, event: &Arc<Event>) {
         let mut armed = self.lock();
         armed.retain(|other| !Arc::ptr_eq(other, event));
         self.count.store(armed.len(), Ordering::Relaxed);
@@ -124,7 +96,7 @@ mod tests {
     #[test]
     fn each_that_is_armed_is_told_once() {
         let room = Room::default();
-        let events = [(); 3].map(|()| Arc::new(RoomEvent::new().expect("an eventfd")));
+        let events = [(); 3].map(|()| Arc::new(Event::new().expect("an eventfd")));
         room.came();
         room.arm(&events[0]);
         room.arm(&events[1]);

@@ -26,9 +26,9 @@ use crate::fork::{Slot, State, Status};
 use crate::interrupt::Interrupt;
 use crate::mapping::Mapping;
 use crate::memory::{Account, Block, Outcomes, Stock};
+use crate::notify::Event;
 use crate::owner::StreamCore;
 use crate::progress::Progress;
-use crate::room::RoomEvent;
 use crate::sink::Message;
 use crate::sys;
 use crate::wait::{Spin, Step, Wait};
@@ -126,7 +126,7 @@ pub struct Source {
     /// The state that the last failed call told of.
     told: Cell<State>,
     interrupt: Arc<Interrupt>,
-    room: Option<Arc<RoomEvent>>,
+    room: Option<Arc<Event>>,
     stream: Arc<StreamCore>,
 }
 
@@ -340,7 +340,7 @@ impl Source {
         key: u32,
         channel: ChannelId,
         counted: Arc<AtomicU64>,
-        room: Option<Arc<RoomEvent>>,
+        room: Option<Arc<Event>>,
     ) -> Result<Self, Error> {
         let shared = &stream.owner.shared;
         let bound = shared.source(key).and_then(|(attachment, open)| {

@@ -11,10 +11,10 @@ use crate::callback::CallbackSink;
 use crate::control::{SinkRecord, SourceRecord, Target, open_sink, source_opened, unexpected};
 use crate::error::Error;
 use crate::frame::FrameSource;
+use crate::notify::Event;
 use crate::notify::Notify;
 use crate::owner::StreamCore;
 use crate::reader;
-use crate::room::RoomEvent;
 use crate::sink::{Message, Sink, SinkOptions};
 use crate::source::{Source, SourceOptions};
 
@@ -87,13 +87,12 @@ impl Stream {
         &self,
         target: Target,
         options: SourceOptions,
-    ) -> Result<(u32, Arc<AtomicU64>, Option<Arc<RoomEvent>>), Error> {
+    ) -> Result<(u32, Arc<AtomicU64>, Option<Arc<Event>>), Error> {
         let shared = &self.0.owner.shared;
         let SourceOptions { depth, notify_fd } = options;
         let room = match notify_fd {
             true => {
-                let room =
-                    RoomEvent::new().map_err(Error::system("make the source's descriptor"))?;
+                let room = Event::new().map_err(Error::system("make the source's descriptor"))?;
                 Some(Arc::new(room))
             }
             false => None,
