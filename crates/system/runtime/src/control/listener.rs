@@ -1,5 +1,6 @@
 //! Listening sockets: who may attach, and with which rights.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -260,21 +261,12 @@ impl Control {
                     source,
                 }
             })?;
-        if !self.is_there(identity) {
+        if there(&self.listeners, &self.sessions).all(|other| other != identity) {
             self.ended.begin(identity);
         }
         self.listeners.insert(id, listener);
         self.check_descriptors_of_listeners(descriptors);
         Ok(())
-    }
-
-    /// Whether a tenant of this name has a listener or a session.
-    fn is_there(&self, identity: &str) -> bool {
-        let listening = self.listeners.values().map(|listener| &listener.policy);
-        let attached = self.sessions.values().map(|session| &session.policy);
-        listening
-            .chain(attached)
-            .any(|policy| policy.identity == identity)
     }
 
     /// What the sessions of a tenant send is held to its streams as they are now.
@@ -605,6 +597,18 @@ fn check_user(uid: u32, policy: &Policy) -> Result<(), Failure> {
             policy.identity
         ),
     ))
+}
+
+/// The names of tenants that have a listener or a session.
+pub(super) fn there<'a>(
+    listeners: &'a HashMap<u32, Listener>,
+    sessions: &'a HashMap<SessionId, Session>,
+) -> impl Iterator<Item = &'a str> {
+    let listening = listeners.values().map(|listener| &listener.policy);
+    let attached = sessions.values().map(|session| &session.policy);
+    listening
+        .chain(attached)
+        .map(|policy| policy.identity.as_str())
 }
 
 /// Keeps a reserve of the process's descriptors from what applications have it open: the kernel gives out the lowest that is

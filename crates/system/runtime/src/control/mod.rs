@@ -451,12 +451,8 @@ impl Control {
         if now >= self.next_progress {
             self.next_progress = now + HELLO_EVERY;
             let (listeners, sessions) = (&self.listeners, &self.sessions);
-            self.ended.forget(now, || {
-                let listening = listeners.values().map(|listener| &listener.policy);
-                let attached = sessions.values().map(|session| &session.policy);
-                let there = listening.chain(attached);
-                there.map(|policy| policy.identity.as_str()).collect()
-            });
+            self.ended
+                .forget(now, || listener::there(listeners, sessions).collect());
             if !self.incomplete {
                 self.peering
                     .announce(&self.sources.progress(), &mut effects);

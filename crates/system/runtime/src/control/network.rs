@@ -375,6 +375,7 @@ impl Network {
         // Entries age while stations are silent, and frames for them are flooded then: they stay for as long as their port.
         bridges.extend(self.local.values().map(|behind| behind.bridge));
         bridges.retain(|bridge| host.device(*bridge).is_some());
+        let devices: HashSet<u32> = host.devices.iter().map(|d| d.ifindex).collect();
         let mut local = self.local.clone();
         let gone = |entry: &&BridgeEntry| host.is_tunnel(entry.port);
         for entry in entries.iter().filter(gone) {
@@ -382,7 +383,7 @@ impl Network {
         }
         local.retain(|mac, behind| {
             bridges.contains(&behind.bridge)
-                && host.device(behind.port).is_some()
+                && devices.contains(&behind.port)
                 && self.endpoint_of(*mac).is_none()
         });
         for entry in entries {

@@ -11,7 +11,6 @@ use takt_session::{ChannelId, ErrorCode, Failure, Reliability, transport};
 use super::Control;
 use super::account::Usage;
 use super::direct::Arrival;
-use super::listener::check_descriptors;
 use super::session::{Finish, OpeningSink, Session, notify_pair};
 use crate::ids::SessionId;
 use crate::lane::session::LaneSession;
@@ -269,13 +268,7 @@ impl Control {
                     return Ok(None);
                 };
                 let (ours, theirs) = if notify_fd {
-                    let (ours, theirs) = notify_pair().map_err(|e| {
-                        Failure::new(
-                            ErrorCode::System,
-                            format!("cannot make the sink's descriptor: {e}"),
-                        )
-                    })?;
-                    check_descriptors([&ours, &theirs])?;
+                    let (ours, theirs) = notify_pair("the sink's descriptor")?;
                     (Some(ours), Some(theirs))
                 } else {
                     (None, None)

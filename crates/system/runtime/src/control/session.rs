@@ -532,17 +532,8 @@ impl Session {
             ..Usage::default()
         };
         self.charge.add(&self.policy, usage)?;
-        let made = notify_pair().map_err(|e| {
-            refuse(
-                ErrorCode::System,
-                format!("cannot make the descriptor that tells of room: {e}"),
-            )
-        });
-        let checked = made.and_then(|(ours, theirs)| {
-            check_descriptors([&ours, &theirs])?;
-            Ok((ours, theirs))
-        });
-        let (ours, theirs) = checked.inspect_err(|_| self.charge.subtract(usage))?;
+        let made = notify_pair("the descriptor that tells of room");
+        let (ours, theirs) = made.inspect_err(|_| self.charge.subtract(usage))?;
         self.room = Some(theirs);
         Ok(Some(ours))
     }
@@ -699,16 +690,24 @@ impl Session {
 /// A notification: the lane sends a byte, the application polls and drains. A datagram socket,
 /// because sending can be told not to wait whatever the other side does to its end. The lane's end takes
 /// nothing: the lane closes it, and what an application had put into it, descriptors among it, would be closed
-/// with it.
-pub fn notify_pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
+/// with it. Fails when it, which is `what`, cannot be made, or the process has too few descriptors left.
+pub fn notify_pair(what: &str) -> Result<(OwnedFd, OwnedFd), Failure> {
     use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
-    let (ours, theirs) = socketpair(
+    let made = socketpair(
         AddressFamily::UNIX,
         SocketType::DGRAM,
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
-    )?;
-    shutdown(&ours, Shutdown::Read)?;
+    );
+    let made = made.and_then(|(ours, theirs)| {
+        shutdown(&ours, Shutdown::Read)?;
+        Ok((ours, theirs))
+    });
+    let (ours, theirs) = made.map_err(|e| {
+        let e = std::io::Error::from(e);
+        refuse(ErrorCode::System, format!("cannot make {what}: {e}"))
+    })?;
+    check_descriptors([&ours, &theirs])?;
     Ok((ours, theirs))
 }
 

@@ -921,14 +921,14 @@ impl Tenants {
     #[inline]
     pub fn mark_pending(&mut self, at: SessionSlot, sink: SinkSlot, class: TrafficClass) {
         let number = usize::from(class.number());
-        if let Some(session) = self.sessions.get_mut(at)
-            && session.take_superseded()
-        {
+        let Some(session) = self.sessions.get_mut(at) else {
+            return;
+        };
+        if session.take_superseded() {
             // They see it when the session gets a turn.
             enqueue(at, session, &mut self.list, &mut self.turns);
         }
-        if let Some(session) = self.sessions.get_mut(at)
-            && let Some(s) = session.sinks.get_mut(sink)
+        if let Some(s) = session.sinks.get_mut(sink)
             && s.pending & (1 << number) == 0
             && let Some(tenant) = self.list.get_mut(session.tenant)
         {
