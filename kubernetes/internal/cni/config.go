@@ -39,8 +39,8 @@ const (
 )
 
 // defaultTotal is most shared memory of all sessions of a pod, where nothing else is said: taktd's own default is half of the node's
-// memory, and two pods would have all that there is for pods. A program that asks for no size has 136 MiB, with the preload too; what takes
-// launch times at the veth has 10 MiB twice. So there is room for two programs while what one of them had before is still sent.
+// memory, and two pods would have all that there is for pods. A program that asks for no size has 136 MiB, one behind the preload 24 MiB; what
+// takes launch times at the veth has 10 MiB twice. So there is room for two programs of the first kind while what one of them had before is still sent.
 const defaultTotal = 512 << 20
 
 // besideOne is how much more all sessions may have, where one of them may have more than that.

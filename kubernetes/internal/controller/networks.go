@@ -85,7 +85,7 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 	endpointOf := map[string]string{}
 	for _, member := range w.Members {
 		for _, had := range member.Spec.VTEPs {
-			if ip(serves[member.Name][had.Network].VTEP) == had.Address && endpointOf[had.Address] == "" {
+			if network.IP(serves[member.Name][had.Network].VTEP) == had.Address && endpointOf[had.Address] == "" {
 				endpointOf[had.Address] = member.Name
 			}
 		}
@@ -103,7 +103,7 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 			}
 			vtep := w.address(member.Name)
 			// Of its uplink's address only the node knows. Frames for other nodes' pods go there: it is nobody else's.
-			if said := ip(served.VTEP); said != "" && one.Spec.Uplink != "" {
+			if said := network.IP(served.VTEP); said != "" && one.Spec.Uplink != "" {
 				whose := w.holders[said]
 				if owner := endpointOf[said]; whose == "" && owner != "" {
 					whose = "node " + owner
@@ -338,7 +338,7 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, acc
 	for _, outside := range of.Spec.Stations {
 		same := slices.DeleteFunc(slices.Clone(keys), func(key string) bool {
 			what := strings.TrimPrefix(key, of.Name+" ")
-			return !strings.EqualFold(outside.MAC, what) && !slices.ContainsFunc(outside.Addresses, func(a string) bool { return ip(a) == what })
+			return !strings.EqualFold(outside.MAC, what) && !slices.ContainsFunc(outside.Addresses, func(a string) bool { return network.IP(a) == what })
 		})
 		if len(same) > 0 && !slices.ContainsFunc(same, func(key string) bool { return w.kept[key] != me }) {
 			// Its node and the others leave the station out.
@@ -388,13 +388,13 @@ func (w *World) elsewhere() map[string]string {
 			continue
 		}
 		for _, address := range pod.Status.PodIPs {
-			found[ip(address.IP)] = "pod " + pod.Namespace + "/" + pod.Name
+			found[network.IP(address.IP)] = "pod " + pod.Namespace + "/" + pod.Name
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.Nodes)) {
 		node := w.Nodes[name]
 		for _, address := range node.Status.Addresses {
-			found[ip(address.Address)] = "node " + name
+			found[network.IP(address.Address)] = "node " + name
 		}
 	}
 	delete(found, "")
@@ -403,12 +403,3 @@ func (w *World) elsewhere() map[string]string {
 
 // ethernet is an address as takt-node says it.
 var ethernet = regexp.MustCompile("^([0-9a-f]{2}:){5}[0-9a-f]{2}$")
-
-// ip is an IP address in the form that all addresses are compared in; empty if it is none.
-func ip(text string) string {
-	address, err := netip.ParseAddr(text)
-	if err != nil || address.Zone() != "" {
-		return ""
-	}
-	return address.String()
-}

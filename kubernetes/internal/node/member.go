@@ -598,7 +598,7 @@ func (m *member) stations(has []*adminv1.Network) map[string]*adminv1.Station {
 	}
 	for _, one := range objects.All[*network.TaktNetwork](m.nets) {
 		for _, station := range one.Spec.Stations {
-			if serves[one.Name] && !pods[one.Name+" "+strings.ToLower(station.MAC)] && !slices.ContainsFunc(station.Addresses, func(a string) bool { return pods[one.Name+" "+canonical(a)] }) {
+			if serves[one.Name] && !pods[one.Name+" "+strings.ToLower(station.MAC)] && !slices.ContainsFunc(station.Addresses, func(a string) bool { return pods[one.Name+" "+network.IP(a)] }) {
 				enter(one.Name, station)
 			}
 		}
@@ -619,14 +619,6 @@ func (m *member) stations(has []*adminv1.Network) map[string]*adminv1.Station {
 		}
 	}
 	return wanted
-}
-
-// canonical is an IP address as the controller writes it.
-func canonical(text string) string {
-	if address, err := netip.ParseAddr(text); err == nil {
-		return address.String()
-	}
-	return text
 }
 
 func equalSets(a, b []string) bool {

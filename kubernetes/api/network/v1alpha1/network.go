@@ -2,6 +2,7 @@ package v1alpha1
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -209,4 +210,13 @@ func (s *TaktNetworkSpec) Allows(namespace string, classes []uint32) (allowed bo
 		}
 	}
 	return allowed, excess
+}
+
+// IP is an IP address in the form that all addresses are compared in; empty if it is none.
+func IP(text string) string {
+	address, err := netip.ParseAddr(text)
+	if err != nil || address.Zone() != "" {
+		return ""
+	}
+	return address.String()
 }
