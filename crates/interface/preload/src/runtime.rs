@@ -89,31 +89,31 @@ impl Source {
     /// Opens one, and the session if there is none yet. `None`: there is no runtime, or it does not want us,
     /// which the program is told once.
     pub fn open(inside: &Inside) -> Option<Self> {
-        Self::with_depth(DEPTH, inside)
+        Self::with_depth(DEPTH, inside)?
+            .inspect_err(|error| Reason::Runtime.tell(|| error.to_string()))
+            .ok()
     }
 
-    /// As [`open`](Self::open), for questions alone.
+    /// As [`open`](Self::open), for questions alone. The program is told nothing: no datagram of its is concerned.
     pub fn to_ask(inside: &Inside) -> Option<Self> {
-        Self::with_depth(1, inside)
+        Self::with_depth(1, inside)?.ok()
     }
 
-    fn with_depth(depth: u32, inside: &Inside) -> Option<Self> {
+    /// `None`: it was tried a short time ago.
+    fn with_depth(depth: u32, inside: &Inside) -> Option<Result<Self, Error>> {
         let mut state = STATE.lock(inside);
         let now = kernel::monotonic();
         if state.attachment.is_none() && now < state.retry_at {
             return None;
         }
-        match open(&mut state, depth) {
-            Ok(frames) => Some(Self {
-                frames,
-                endpoint: RefCell::default(),
-            }),
-            Err(error) => {
-                state.retry_at = now + RETRY;
-                Reason::Runtime.tell(|| error.to_string());
-                None
-            }
+        let opened = open(&mut state, depth).map(|frames| Self {
+            frames,
+            endpoint: RefCell::default(),
+        });
+        if opened.is_err() {
+            state.retry_at = now + RETRY;
         }
+        Some(opened)
     }
 
     /// What this program owns.
