@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME,RUSTUP_TOOLCHAIN,PROPTEST_RNG_SEED)
 
-.PHONY: help demo test setup setup-build build datapaths test-datapaths lint-datapaths site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-guests test-cluster test-cluster-machine test-cluster-crio cluster-up cluster-down bench bench-technologies bench-kubernetes install uninstall deb wheel clean
+.PHONY: help demo test setup setup-build build datapaths test-datapaths lint-datapaths lint-overhead site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-guests test-cluster test-cluster-machine test-cluster-crio cluster-up cluster-down bench bench-technologies bench-kubernetes install uninstall deb wheel clean
 
 help:
 	@echo "make demo     an isochronous talker with Takt beside bare metal and Flannel: a table and a report"
@@ -31,6 +31,7 @@ help:
 	@echo "make cluster-up    such a Kubernetes to play with, until make cluster-down; NETWORK=1: with time-sensitive pods"
 	@echo "make datapaths      the datapaths that need libraries of their own ($(DATAPATHS)), into target/datapaths/release"
 	@echo "make test-datapaths them, linted and tested; and the benchmark over each beside the bare technology"
+	@echo "make lint-overhead  lints of the benchmark of what Takt takes over DPDK"
 	@echo "make build    release binaries and libraries into target/release"
 	@echo "make bench    all benchmarks beside all peers (builds zenoh, ZeroMQ, iceoryx2: slow)"
 	@echo "make bench-technologies  one benchmark written for UDP sockets, AF_XDP, DPDK, libfabric and Takt: figures, lines of code"
@@ -68,6 +69,8 @@ test: export FUZZ_SEED ?= 1
 # Built sooner; for seconds of each it is no loss that they run slower.
 test: export FUZZ_OPT_LEVEL ?= 1
 test: export PROPTEST_RNG_SEED ?= 1
+# Nothing is built a second time.
+test: export CARGO_INCREMENTAL ?= 0
 # Meanwhile the later stages' programs are built.
 test: AHEAD = scripts/ahead.sh $$PPID &
 test: lint unit docs docs-run loom fuzz kubernetes test-datapaths
@@ -75,7 +78,6 @@ test: lint unit docs docs-run loom fuzz kubernetes test-datapaths
 .PHONY: ahead
 ahead:
 	-fuzz/run.sh build
-	-$(lint_overhead)
 	-$(MAKE) -C kubernetes tests
 
 # Until what is built ahead is there, if something is.
@@ -85,9 +87,6 @@ awaited = mkdir -p target && flock target/ahead true
 DATAPATHS := dpdk fabric
 each_datapath = set -e; for name in $(DATAPATHS); do (cd crates/plugin/datapath-$$name && export CARGO_TARGET_DIR=$(CURDIR)/target/datapaths && $(1)); done
 
-# It stands on the whole runtime, which the tests of the datapaths do not: in a place of its own, so that nobody waits for that.
-lint_overhead = cd crates/plugin/datapath-dpdk && CARGO_TARGET_DIR=$(CURDIR)/target/overhead $(CARGO) clippy -p takt-datapath-dpdk-overhead -- -D warnings
-
 datapaths:
 	@scripts/setup.sh datapaths
 	$(call each_datapath,$(CARGO) build --release)
@@ -95,7 +94,11 @@ datapaths:
 lint-datapaths:
 	@scripts/setup.sh datapaths
 	$(call each_datapath,$(CARGO) fmt --all --check && $(CARGO) clippy --all-targets -- -D warnings)
-	$(lint_overhead)
+
+# A benchmark that stands on the whole runtime, which takes as long to build as all else of the datapaths: not in the gate.
+lint-overhead: setup
+	@scripts/setup.sh datapaths
+	cd crates/plugin/datapath-dpdk && CARGO_TARGET_DIR=$(CURDIR)/target/overhead $(CARGO) clippy -p takt-datapath-dpdk-overhead -- -D warnings
 
 test-datapaths: setup lint-datapaths
 	$(CARGO) build --workspace
