@@ -28,7 +28,7 @@ help:
 	@echo "make test-guests   virtual machines with a distribution's kernel behind takt guest, emulated"
 	@echo "make test-cluster  takt-node in a real Kubernetes of one node, and of two (builds it the first time: a quarter of an hour)"
 	@echo "make test-cluster-machine  the same of one node in an emulated machine as nodes are: systemd, cgroup v2, a distribution's kernel (half an hour); test-cluster-crio: with CRI-O"
-	@echo "make cluster-up    such a Kubernetes to play with, until make cluster-down; NETWORK=1: with time-sensitive pods"
+	@echo "make cluster-up    such a Kubernetes to play with, until make cluster-down; NETWORK=1: with time-sensitive pods; NODES=2: of two nodes"
 	@echo "make datapaths      the datapaths that need libraries of their own ($(DATAPATHS)), into target/datapaths/release"
 	@echo "make test-datapaths them, linted and tested; and the benchmark over each beside the bare technology"
 	@echo "make lint-overhead  lints of the benchmark of what Takt takes over DPDK"

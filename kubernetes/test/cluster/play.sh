@@ -1,5 +1,5 @@
 #!/bin/sh
-# A Kubernetes of one node with takt-node to play with, which stays until it is taken down:
+# A Kubernetes of one node, or of two (TAKT_NODES=2), with takt-node to play with, which stays until it is taken down:
 #
 #   play.sh up                 starts it: what it needs has been built into bin/
 #   play.sh kubectl ARG...     kubectl in it; bin/kubectl does the same, and has bin/kubectl-takt as `kubectl takt`
