@@ -648,6 +648,8 @@ impl Site {
         let _inside = self.there().enter().expect("the lab is up");
         let socket = UdpSocket::bind(("0.0.0.0", PORT)).expect("bind");
         socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        // Tests read when the talker has ended: until then it holds all that one sends.
+        rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, 4 << 20).expect("memory");
         socket
     }
 
@@ -756,11 +758,14 @@ impl Wire {
                 Some([0x81, 0]) => &inner[4..],
                 _ => inner,
             };
-            let header = match inner.get(12..14) {
-                Some([8, 0]) => 14 + 20,
-                Some([0x86, 0xdd]) => 14 + 40,
+            let (protocol, header) = match inner.get(12..14) {
+                Some([8, 0]) => (14 + 9, 14 + 20),
+                Some([0x86, 0xdd]) => (14 + 6, 14 + 40),
                 _ => continue,
             };
+            if inner.get(protocol) != Some(&17) {
+                continue;
+            }
             let Some(datagram) = inner.get(header..) else {
                 continue;
             };
