@@ -37,8 +37,8 @@ pub(crate) struct Runtime {
     _session: Session,
     /// What the frames must come from, as far as that has ever been known, and until when it is believed.
     endpoint: Option<(Endpoint, Instant)>,
-    /// Whether the runtime reaches a destination, and until when that is believed.
-    destinations: HashMap<Towards, (bool, Instant)>,
+    /// The station by which the runtime reaches a destination, if it does, and until when that is believed.
+    destinations: HashMap<Towards, (Option<[u8; 6]>, Instant)>,
     /// Frames whose outcome is not known, with where they go.
     pending: Vec<(Token, Towards)>,
     /// Until when it is not asked, because it did not answer in time.
@@ -143,9 +143,9 @@ impl Runtime {
             Foreign::Malformed => Unserved::Malformed,
         })?;
         let towards = self.whole_or_station(summary.towards);
-        match self.reaches(towards, now)? {
-            true => Ok((towards, summary.class)),
-            false => Err(Unserved::Station),
+        match self.station(towards, now)? {
+            Some(_) => Ok((towards, summary.class)),
+            None => Err(Unserved::Station),
         }
     }
 
@@ -159,25 +159,27 @@ impl Runtime {
     pub(crate) fn may_reach(&mut self, towards: Towards) -> bool {
         let now = Instant::now();
         let silent = self.silent.is_some_and(|until| now < until);
-        !silent && self.reaches(towards, now) == Ok(true)
+        !silent && matches!(self.station(towards, now), Ok(Some(_)))
     }
 
-    /// Whether the runtime reaches a destination. The first time it is asked, and the pod's further packets wait for that.
-    fn reaches(&mut self, towards: Towards, now: Instant) -> Result<bool, Unserved> {
-        if let Some((reached, until)) = self.destinations.get(&towards)
+    /// The station by which the runtime reaches a destination, if it does. The first time it is asked, and the pod's further packets
+    /// wait for that.
+    fn station(&mut self, towards: Towards, now: Instant) -> Result<Option<[u8; 6]>, Unserved> {
+        if let Some((station, until)) = self.destinations.get(&towards)
             && now < *until
         {
-            return Ok(*reached);
+            return Ok(*station);
         }
-        // The pod has found the station of the next hop by itself, so that it is of no interest which one that is.
+        // The pod has found the station of the next hop by itself, so that it is of no interest which hop that is. Where the runtime
+        // knows whose the receiver's address is, that counts, and not what the pod's neighbours have said.
         let nowhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
         let receiver = towards.receiver.unwrap_or(nowhere);
         let resolved = self
             .frames
             .resolve(receiver, nowhere, Some(towards.station));
-        let reached = match resolved {
-            Ok(found) => found.is_some(),
-            Err(RuntimeError::Refused(_)) => false,
+        let station = match resolved {
+            Ok(found) => found,
+            Err(RuntimeError::Refused(_)) => None,
             Err(why) => return Err(self.away(&why)),
         };
         if self.destinations.len() >= MOST_DESTINATIONS {
@@ -186,9 +188,9 @@ impl Runtime {
                 self.destinations.clear();
             }
         }
-        let until = now + if reached { BELIEVED } else { DOUBTED };
-        self.destinations.insert(towards, (reached, until));
-        Ok(reached)
+        let until = now + station.map_or(DOUBTED, |_| BELIEVED);
+        self.destinations.insert(towards, (station, until));
+        Ok(station)
     }
 
     /// It does not answer. One that hangs is not asked again for a while: others wait meanwhile.
@@ -207,8 +209,11 @@ impl Runtime {
         towards: Towards,
     ) -> Emitted {
         let frames = &self.frames;
+        let station = self.destinations.get(&towards);
+        let station = station.and_then(|(station, _)| *station);
         let emitted = frames.buffer(frame.len()).and_then(|mut buffer| {
             buffer.copy_from_slice(frame);
+            buffer[..6].copy_from_slice(&station.unwrap_or(towards.station));
             frames.emit(buffer, options)
         });
         match emitted {

@@ -2,6 +2,7 @@
 
 use takt_testing::until;
 
+use super::guest;
 use super::support::{Site, ended_well, go_talker, static_talker};
 
 /// Datagrams of a talker.
@@ -146,6 +147,28 @@ fn what_is_too_late_is_dropped_and_counted_as_for_other_programs() {
     );
     site.until_counted("late", COUNT.into());
     assert_eq!(wire.all(), []);
+    attached.terminate();
+}
+
+/// Whoever is on the link may say that an address is theirs.
+#[test]
+fn what_is_for_a_station_reaches_it_whatever_the_pods_neighbour_cache_was_made_to_say() {
+    let site = Site::bridged();
+    site.enter_there();
+    let to = site.addresses()[0];
+    let mut poisoned = site.pod().command("ip").expect("the lab is up");
+    poisoned
+        .args(["neigh", "replace", &to.to_string()])
+        .args(["lladdr", &guest::mac(), "dev", "eth0"])
+        .args(["nud", "permanent"]);
+    ended_well(poisoned.output());
+    let listener = site.listener();
+    let attached = site.attach(&["--required"]);
+    let talker = static_talker();
+    ended_well(site.talker(&talker, "tai", to, COUNT, LEAD).output());
+    site.until_counted("sent", COUNT.into());
+    let all = guest::numbers(&listener, COUNT as usize);
+    assert_eq!(all, (0..COUNT).collect::<Vec<_>>());
     attached.terminate();
 }
 

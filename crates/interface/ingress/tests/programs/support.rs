@@ -392,6 +392,16 @@ impl Site {
         takt
     }
 
+    /// The node is told whose the other pod's address is, as a cluster's controller tells it.
+    pub fn enter_there(&self) {
+        let there = self.there();
+        let (mac, address) = (MacAddress(there.mac()).to_string(), there.address());
+        let vtep = self.lab.host(1).address().to_string();
+        let set = ["set", "pods", &mac, "--vtep", &vtep, "--address"];
+        let mut command = self.takt("network", &set);
+        ended_well(command.arg(address.to_string()).output());
+    }
+
     /// `takt veth` on the host.
     pub fn veth(&self, arguments: &[&str]) -> Command {
         let mut command = self.takt("veth", arguments);

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use takt_lab::Host;
 use takt_testing::until;
+use takt_wire::ethernet::MacAddress;
 
 use super::support::{Listener, Running, Site, ended_well, program, script};
 
@@ -251,6 +252,29 @@ fn a_neighbour_whose_hardware_address_has_changed_is_asked_and_found_again() {
     while !listener.is_empty() {
         listener.next();
     }
+    for _ in 0..20 {
+        listener.next_in_time();
+    }
+}
+
+/// Whoever is on the link may say that an address is theirs.
+#[test]
+fn what_is_for_a_tenant_of_this_node_reaches_it_whatever_the_neighbour_cache_was_made_to_say() {
+    let site = Site::with_tenants(3);
+    let (receiver, thief) = (site.lab.container(0, 1), site.lab.container(0, 2));
+    let mut poisoned = site.here().command("ip").expect("the lab is up");
+    poisoned
+        .args(["neigh", "replace", &receiver.address().to_string()])
+        .args(["lladdr", &MacAddress(thief.mac()).to_string()])
+        .args(["dev", "eth0", "nud", "permanent"]);
+    ended_well(poisoned.output());
+    let listener = Listener::new(receiver);
+    let mut command = site.command("python3");
+    command
+        .arg(script("stubborn.py"))
+        .arg(receiver.address().to_string());
+    // By the runtime, or not at all.
+    let _talker = Running::start(command.env("TAKT_PRELOAD", "required"));
     for _ in 0..20 {
         listener.next_in_time();
     }

@@ -228,7 +228,8 @@ impl Network {
         }
     }
 
-    /// Which station frames of a tenant for an address on the link are for.
+    /// Which station frames of a tenant for an address on the link are for: the one that was entered or read with it, rather
+    /// than what the tenant knows of it (`known`), which whoever is on the link can have made it believe.
     pub(super) fn resolve(
         &self,
         tenant: MacAddress,

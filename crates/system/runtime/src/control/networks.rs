@@ -268,11 +268,12 @@ impl Networks {
         Ok(())
     }
 
-    /// Answers a tenant's question, as far as that is known.
+    /// Answers a tenant's question, as far as that is known. `owner`: whose an address is in a network, among this node's tenants.
     fn consider(
         &mut self,
         question: &mut Question,
         policy: &Policy,
+        owner: impl Fn(&str, IpAddr) -> Option<MacAddress>,
         now: Duration,
         commands: &mut Commands,
     ) -> Result<Resolution, Failure> {
@@ -281,6 +282,11 @@ impl Networks {
         let (destination, next_hop) = (question.destination, question.next_hop);
         let known = question.known.map(MacAddress);
         let in_time = now < question.until;
+        // Who has found the next hop by itself does not say which one that is: on the link it is the destination.
+        let asked_for = match next_hop.is_unspecified() {
+            true => destination,
+            false => next_hop,
+        };
         if let Some(mac) = known
             && self.list[at].resolve(tenant, next_hop, None).is_none()
             && self.host.devices.iter().any(|d| d.mac == Some(mac))
@@ -299,6 +305,8 @@ impl Networks {
                 Forwarded::Asked | Forwarded::Not => Resolution::Known(None),
             });
         }
+        // An address of a tenant is nobody else's, whatever the asking one's neighbour cache was made to say.
+        let known = owner(self.list[at].name(), asked_for).or(known);
         // It may have come since the tables were looked at last: as a rule it has just been resolved.
         if in_time && known.is_some_and(|mac| self.list[at].has_not_seen(mac)) {
             let look = *question.look.get_or_insert(self.host.next_look());
@@ -307,7 +315,7 @@ impl Networks {
                 return Ok(Resolution::Later);
             }
         }
-        let found = self.list[at].find(tenant, next_hop, known);
+        let found = self.list[at].find(tenant, asked_for, known);
         Ok(Resolution::Known(found.map(|mac| mac.0)))
     }
 
@@ -369,6 +377,18 @@ fn endpoints(listeners: &HashMap<u32, Listener>) -> Vec<Endpoint> {
     let listeners = listeners.values();
     let endpoints = listeners.filter_map(|listener| listener.policy.endpoint.clone());
     endpoints.collect()
+}
+
+/// The tenant whose address this is in a network.
+fn owner(listeners: &HashMap<u32, Listener>, network: &str, address: IpAddr) -> Option<MacAddress> {
+    let endpoints = listeners.values();
+    endpoints
+        .filter_map(|listener| listener.policy.endpoint.as_ref())
+        .find(|endpoint| {
+            let own = endpoint.addresses.iter().any(|(own, _)| *own == address);
+            endpoint.network == network && own && !address.is_unspecified()
+        })
+        .map(|endpoint| MacAddress(endpoint.mac))
 }
 
 impl Control {
@@ -455,10 +475,12 @@ impl Control {
             return Err(ErrorCode::Closed.into());
         };
         let (policy, now) = (session.policy.clone(), self.now());
+        let listeners = &self.listeners;
+        let owner = |network: &str, address: IpAddr| owner(listeners, network, address);
         let mut commands = Commands::new();
         let found = self
             .networks
-            .consider(question, &policy, now, &mut commands);
+            .consider(question, &policy, owner, now, &mut commands);
         self.command_all(commands);
         found
     }
