@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -152,7 +153,7 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 				one.Note = unattached
 			}
 		} else if !ended(&pod) {
-			one.Problem = cmp.Or(ungated(&one), unsent(&one))
+			one.Problem = cmp.Or(ungated(&one), unsent(&pod, &one))
 		}
 		if one.TimeSensitive || len(one.Attached)+len(one.Reserved)+len(one.Waiting) > 0 {
 			found = append(found, one)
@@ -169,13 +170,12 @@ func timed(annotations map[string]string) bool {
 	for key, value := range annotations {
 		switch {
 		case key == reservation.TimeSensitive && value == "true",
-			(key == "takt.dev/preload" || strings.HasPrefix(key, "takt.dev/preload.")) && value == "required",
 			key == "takt.dev/path" && (value == "veth" || value == "both"),
 			key == "takt.dev/other-traffic" && value == "runtime":
 			return true
 		}
 	}
-	return false
+	return requires(annotations)
 }
 
 func ended(pod *corev1.Pod) bool {
@@ -240,7 +240,7 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 	case !slices.ContainsFunc(one.Attached, takes):
 		return unattached
 	}
-	return unsent(one)
+	return unsent(pod, one)
 }
 
 // refusals say of each reason what is refused, and what helps.
@@ -254,29 +254,89 @@ var refusals = []struct{ why, says string }{
 // takes says whether launch times are taken of what a pod sends by an interface.
 func takes(a Attached) bool { return a.Programs > 0 || a.Veth != nil && a.Veth.Taking }
 
+// remedies say of each reason why datagrams went around the runtime (docs/reference/preload.md) what it is, and what helps.
+var remedies = map[string]string{
+	"no-runtime":             "taktd was away, or did not take what the pod's programs send: systemctl status taktd and takt listener list on its node",
+	"foreign-source-address": "their source is no address that the pod has in this network: bind the socket to one that it has, or to none",
+	"other-interface":        "they leave by another interface of the pod: correct its routes, or name that interface by takt.dev/interface",
+	"this-machine":           "their destination is the pod itself: send them without a launch time",
+	"no-route":               "the pod has no route to their destination, or one through a tunnel of its own: correct the destination or the route",
+	"station-out-of-reach":   "their destination is not of this network: send to its subnets and stations, and see whether condition Served of the TaktNetwork is true; takt network list on the pod's node has whom it reaches",
+	"next-hop-silent":        "the destination, or the router to it, does not answer (ARP, neighbour discovery): see whether its address is right and it runs",
+	"control-message":        "they have a control message that the runtime does not know: leave it out (docs/reference/preload.md, What is taken)",
+	"send-flag":              "they are sent with a flag that the runtime does not know: leave it out (docs/reference/preload.md, What is taken)",
+	"socket-option":          "their socket has an option that the runtime does not honour: leave it out (docs/reference/preload.md, What is taken)",
+	"vlan-tag":               "they have a VLAN tag, or a priority in it, that the pod may not use: leave it out, or name it in vlans and classes of takt-cni",
+	"foreign-frame":          "they are ARP, neighbour discovery or from another address than the pod's: send such frames without a launch time",
+	"malformed":              "they have no destination, cannot be read, or are too long: correct what the program sends",
+	"socket-kind":            "their socket is neither a UDP nor a packet socket: use one of these",
+	"signal-handler":         "they are sent by a signal handler within another send, or by a vfork child: send them elsewhere",
+}
+
+// around says why datagrams went around the runtime, where these are more than what left by it: of what is the reason for most.
+func around(attached *Attached, required bool) string {
+	var all, most uint64
+	why := ""
+	for _, reason := range slices.Sorted(maps.Keys(attached.Around)) {
+		count := attached.Around[reason]
+		if all += count; count > most {
+			most, why = count, reason
+		}
+	}
+	if all <= attached.Launches.Left {
+		return ""
+	}
+	became := "left to the kernel, which does not keep it"
+	switch {
+	case why == "next-hop-silent":
+		became = "given up"
+	case required:
+		became = "refused"
+	}
+	return fmt.Sprintf("%d datagrams with a launch time %s (%s): %s", most, became, why, cmp.Or(remedies[why], "see docs/reference/preload.md"))
+}
+
+// requires says whether a pod, or a container of it, wants refused what the runtime does not send.
+func requires(annotations map[string]string) bool {
+	for key, value := range annotations {
+		if (key == "takt.dev/preload" || strings.HasPrefix(key, "takt.dev/preload.")) && value == "required" {
+			return true
+		}
+	}
+	return false
+}
+
 // unsent is what keeps what a pod launches from leaving, where that is most of it; empty: nothing does.
-func unsent(one *Pod) string {
+func unsent(pod *corev1.Pod, one *Pod) string {
 	for _, attached := range one.Attached {
-		launches := attached.Launches
-		if max(launches.Missed, attached.Refused) <= launches.Left {
-			continue
+		texts := slices.DeleteFunc([]string{missed(&attached), around(&attached, requires(pod.Annotations))}, func(text string) bool { return text == "" })
+		if len(texts) > 0 {
+			return fmt.Sprintf("%s (classes %v): %s", attached.Interface, attached.Classes, strings.Join(texts, "; "))
 		}
-		var reasons []string
-		for _, refused := range refusals {
-			if count := attached.RefusedBy[refused.why]; count > 0 {
-				reasons = append(reasons, fmt.Sprintf("%d frames refused (%s), %s", count, refused.why, refused.says))
-			}
-		}
-		if len(reasons) == 0 {
-			reasons = []string{"late, outside the schedule, without a path, or in another class (SO_PRIORITY, DSCP, takt.dev/class): see takt status on its node"}
-		}
-		text := strings.Join(reasons, "; ")
-		if launches.Missed > 0 {
-			text = fmt.Sprintf("%d of %d launches missed: %s", launches.Missed, launches.Missed+launches.Left, text)
-		}
-		return fmt.Sprintf("%s (classes %v): %s", attached.Interface, attached.Classes, text)
 	}
 	return ""
+}
+
+// missed says why what taktd was given did not leave, where that is more than what did.
+func missed(attached *Attached) string {
+	launches := attached.Launches
+	if max(launches.Missed, attached.Refused) <= launches.Left {
+		return ""
+	}
+	var reasons []string
+	for _, refused := range refusals {
+		if count := attached.RefusedBy[refused.why]; count > 0 {
+			reasons = append(reasons, fmt.Sprintf("%d frames refused (%s), %s", count, refused.why, refused.says))
+		}
+	}
+	if len(reasons) == 0 {
+		reasons = []string{"late, outside the schedule, without a path, or in another class (SO_PRIORITY, DSCP, takt.dev/class): see takt status on its node"}
+	}
+	text := strings.Join(reasons, "; ")
+	if launches.Missed > 0 {
+		text = fmt.Sprintf("%d of %d launches missed: %s", launches.Missed, launches.Missed+launches.Left, text)
+	}
+	return text
 }
 
 // tokens are those that are shown to agents, each asked for once.

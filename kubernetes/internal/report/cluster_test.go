@@ -130,6 +130,40 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 	}
 }
 
+// What the preload refuses, gives up or leaves to the kernel does not leave at its time either.
+func TestWhatGoesAroundTheRuntimeIsNoHealthyPod(t *testing.T) {
+	required, wanted := map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}, map[string]string{"takt.dev/time-sensitive": "true"}
+	for name, tc := range map[string]struct {
+		annotations map[string]string
+		left        uint64
+		around      map[string]uint64
+		want        []string
+	}{
+		"out of reach":            {required, 0, map[string]uint64{"station-out-of-reach": 2332, "no-runtime": 2}, []string{"eth0 (classes [0]): 2332 datagrams with a launch time refused (station-out-of-reach)", "not of this network", "condition Served"}},
+		"of one container":        {map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload.main": "required"}, 0, map[string]uint64{"no-route": 1}, []string{"1 datagrams with a launch time refused (no-route)"}},
+		"silent":                  {required, 3, map[string]uint64{"next-hop-silent": 2332}, []string{"2332 datagrams with a launch time given up (next-hop-silent)", "does not answer"}},
+		"left to the kernel":      {wanted, 0, map[string]uint64{"this-machine": 7}, []string{"7 datagrams with a launch time left to the kernel", "(this-machine)", "the pod itself"}},
+		"of a reason to come":     {wanted, 0, map[string]uint64{"eclipse": 7}, []string{"(eclipse): see docs/reference/preload.md"}},
+		"at the begin":            {required, 300, map[string]uint64{"no-runtime": 7}, nil},
+		"as many as the veth has": {wanted, 300, map[string]uint64{"control-message": 300}, nil},
+	} {
+		client := fake.NewClientset(agent("takt-node-1", "one"), pod("default", "talker", "one", tc.annotations))
+		ask := func(context.Context, *corev1.Pod) (Node, error) {
+			return Node{Networks: &Networks{Attached: []Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Classes: []uint32{0}, Programs: 1, Launches: Launches{Left: tc.left}, Around: tc.around}}}}, nil
+		}
+		pods, _, err := Cluster(context.Background(), client, ask, "default", Agents)
+		if err != nil || len(pods) != 1 || tc.want == nil && pods[0].Problem != "" {
+			t.Errorf("%s: %+v, %v", name, pods, err)
+			continue
+		}
+		for _, want := range tc.want {
+			if !strings.Contains(pods[0].Problem, want) {
+				t.Errorf("%s: %q is not in %q", name, want, pods[0].Problem)
+			}
+		}
+	}
+}
+
 // Who may do something in a namespace or two sees the pods of the one, by the agents in the other, and is told what right lacks.
 func TestWhoMayListPodsOfANamespaceSeesThem(t *testing.T) {
 	elsewhere := agent("takt-node-1", "one")
