@@ -257,3 +257,28 @@ func TestANodeSaysWhyItIsNobodysPeer(t *testing.T) {
 		t.Errorf("it says %+v and %+v", ready, now.Status.Runtime)
 	}
 }
+
+// An interface is untold if the controller knows it and its network, and has nothing of it in stations.
+func TestWhatOtherNodesHaveNotBeenToldOfIsSaid(t *testing.T) {
+	self := &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
+	m := memberOf(t, t.TempDir(), nil, self)
+	endpoint := &adminv1.Endpoint{Network: "tsn", Mac: "02:00:00:00:00:0A"}
+	is := func(what string, want bool) {
+		t.Helper()
+		if got := m.untold(endpoint); got != want {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+	self.Status.Endpoints = []network.Endpoint{{Network: "tsn", MAC: "02:00:00:00:00:0a"}}
+	is("a network that is no TaktNetwork", false)
+	self.Spec.Networks = []string{"tsn"}
+	self.Spec.Stations = []network.Station{{Network: "other", Place: network.Place{MAC: "02:00:00:00:00:0a"}}}
+	is("refused by the controller", true)
+	self.Spec.Stations[0].Network = "tsn"
+	is("told", false)
+	self.Spec.Stations, self.Status.Endpoints = nil, nil
+	is("not known to the controller yet", false)
+	if (*member)(nil).untold(endpoint) {
+		t.Error("an agent without objects says that others have not been told")
+	}
+}

@@ -434,6 +434,21 @@ func (m *member) endpointsOf(all []*adminv1.ListenerStatus) []network.Endpoint {
 	return found
 }
 
+// untold says whether the controller has told other nodes nothing of an interface, although it has been told of that, and knows its network.
+func (m *member) untold(endpoint *adminv1.Endpoint) bool {
+	if m == nil {
+		return false
+	}
+	found, there, _ := m.nodes.GetStore().GetByKey(m.n.name)
+	if !there {
+		return false
+	}
+	self, name, mac := found.(*network.TaktNode), endpoint.GetNetwork(), strings.ToLower(endpoint.GetMac())
+	return slices.Contains(self.Spec.Networks, name) &&
+		slices.ContainsFunc(self.Status.Endpoints, func(e network.Endpoint) bool { return e.Network == name && e.MAC == mac }) &&
+		!slices.ContainsFunc(self.Spec.Stations, func(s network.Station) bool { return s.Network == name && s.MAC == mac })
+}
+
 // listener is that of an attached interface. One that is younger than the last look is asked for.
 func (m *member) listener(ctx context.Context, path string) (*adminv1.Listener, error) {
 	m.mu.Lock()

@@ -69,6 +69,7 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, map[string]bool
 		}
 		one := report.Attached{
 			Network: listener.GetEndpoint().GetNetwork(), Addresses: listener.GetEndpoint().GetAddresses(), Classes: listener.GetClasses(), Schedules: links,
+			Untold:   n.cluster.untold(listener.GetEndpoint()),
 			Programs: status.GetSessions(), Launches: report.Launches{
 				Left: status.GetCounters().GetLaunched(), Late: status.GetCounters().GetLaunchedLate(), Missed: status.GetCounters().GetLaunchesMissed(),
 			},

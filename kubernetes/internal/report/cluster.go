@@ -153,7 +153,7 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 				one.Note = unattached
 			}
 		} else if !ended(&pod) {
-			one.Problem = cmp.Or(ungated(&one), unsent(&pod, &one))
+			one.Problem = cmp.Or(ungated(&one), untold(&one), unsent(&pod, &one))
 		}
 		if one.TimeSensitive || len(one.Attached)+len(one.Reserved)+len(one.Waiting) > 0 {
 			found = append(found, one)
@@ -201,6 +201,16 @@ func ungated(one *Pod) string {
 	return ""
 }
 
+// untold is what keeps other nodes from a pod; empty: nothing does.
+func untold(one *Pod) string {
+	for _, attached := range one.Attached {
+		if attached.Untold {
+			return "other nodes have not been told of " + attached.Interface + " in network " + attached.Network + ": see the pod's events (kubectl describe pod), and kubectl describe taktnetwork " + attached.Network
+		}
+	}
+	return ""
+}
+
 // unattached is what a pod lacks whose launch times nobody takes, unless it has none.
 const unattached = "no program of it has attached: is it dynamically linked, and does it ask for launch times (SO_TXTIME)?"
 
@@ -236,6 +246,8 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 	switch {
 	case ungated(one) != "":
 		return ungated(one)
+	case untold(one) != "":
+		return untold(one)
 	case pod.Annotations["takt.dev/path"] == "preload":
 	case !slices.ContainsFunc(one.Attached, takes):
 		return unattached

@@ -43,7 +43,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		agent("takt-node-1", "one"), agent("takt-node-2", "two"), agent("takt-node-3", "three"), agent("reservations-4", "four"), agent("networks-4", "four"),
 		agent("cpu-only", "seven"),
 		pod("default", "receives", "one", map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/path": "preload"}),
-		pod("default", "misses-all", "one", sensitive), pod("default", "misses-some", "one", sensitive), pod("default", "undeclared", "one", sensitive), pod("default", "untimely", "one", nil),
+		pod("default", "misses-all", "one", sensitive), pod("default", "misses-some", "one", sensitive), pod("default", "undeclared", "one", sensitive), pod("default", "untimely", "one", nil), pod("default", "untold", "one", sensitive), pod("default", "untold-too", "one", nil),
 		pod("default", "talker", "one", sensitive), pod("default", "idle", "one", sensitive), pod("default", "left-out", "one", sensitive), pod("default", "halfway", "one", map[string]string{"takt.dev/preload.main": "required"}),
 		pod("default", "by-veth", "one", map[string]string{"takt.dev/path": "veth"}), pod("default", "no-preload", "one", map[string]string{"takt.dev/preload": "off"}),
 		pod("default", "static", "one", sensitive), pod("default", "gateless", "one", sensitive), pod("default", "unheard", "one", sensitive),
@@ -62,6 +62,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 			{Namespace: "default", Pod: "misses-some", Interface: "eth0", Classes: []uint32{0}, Programs: 1, Launches: Launches{Left: 300, Missed: 7}, Refused: 7, RefusedBy: map[string]uint64{RefusedWindow: 7}},
 			{Namespace: "default", Pod: "undeclared", Interface: "eth0", Classes: []uint32{0, 5}, Programs: 1, Launches: Launches{Left: 1, Missed: 300}, Refused: 300, RefusedBy: map[string]uint64{RefusedUndeclared: 300}},
 			{Namespace: "default", Pod: "untimely", Interface: "net1", Classes: []uint32{5}, Programs: 1, Refused: 9, RefusedBy: map[string]uint64{RefusedWindow: 5, RefusedExcess: 4}},
+			{Namespace: "default", Pod: "untold", Interface: "eth0", Network: "pods", Untold: true}, {Namespace: "default", Pod: "untold-too", Interface: "net1", Network: "tsn", Untold: true},
 			{Namespace: "default", Pod: "static", Interface: "eth0", Network: "pods", Veth: &Veth{Device: "veth1", Taking: true}},
 			{Namespace: "default", Pod: "gateless", Interface: "eth0", Network: "pods", Programs: 1, GateTime: []GateTime{{Claim: "kept"}, {Claim: "gates", Problem: "no window"}}},
 			{Namespace: "default", Pod: "unheard", Interface: "eth0", Network: "pods", Programs: 1, Veth: &Veth{Device: "veth2", Problem: "Linux 6.11 is needed"}},
@@ -99,7 +100,8 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		"misses-all 1 0 eth0 (classes [0])", "misses-some 1 0 ",
 		"no-agent 0 0 its node has no takt-node", "no-networks 0 0 the agent of its node serves no networks", "no-taktd 0 0 taktd of its node does not answer",
 		"nowhere 0 0 not placed yet", "receives 1 0 ", "refused 0 0 claim gates has no gate time", "reserved 0 1 ", "silent 0 0 the agent of its node does not answer", "static 1 0 ", "talker 1 0 ",
-		"undeclared 1 0 eth0 (classes [0 5])", "unheard 1 0 launch times are not taken at veth2, the veth of eth0", "untimely 1 0 net1 (classes [5])", "waits 0 0 claim gates has no gate time",
+		"undeclared 1 0 eth0 (classes [0 5])", "unheard 1 0 launch times are not taken at veth2, the veth of eth0", "untimely 1 0 net1 (classes [5])",
+		"untold 1 0 other nodes have not been told of eth0 in network pods", "untold-too 1 0 other nodes have not been told of net1 in network tsn", "waits 0 0 claim gates has no gate time",
 	}
 	if !slices.Equal(shown, want) {
 		t.Errorf("shown are %q and not %q", shown, want)

@@ -45,6 +45,8 @@ type Attached struct {
 	Addresses []string `json:"addresses"`
 	// Classes are the traffic classes of IEEE 802.1Q that it may use.
 	Classes []uint32 `json:"classes"`
+	// Untold: other nodes have not been told of it: they do not reach it, unless they follow a device of the kernel's.
+	Untold bool `json:"untold,omitempty"`
 	// Veth: launch times are to be taken at the node's end of its interface; nil: nobody wants that.
 	Veth *Veth `json:"veth,omitempty"`
 	// Programs are sessions of the pod's own programs with taktd at the moment.
