@@ -231,7 +231,7 @@ func (w *World) planStations(p *Plan, specs map[string]*network.TaktNodeSpec, ac
 			}
 			for _, endpoint := range member.Status.Endpoints {
 				if had[endpoint.Network+" "+endpoint.MAC] == again {
-					w.planStation(p, specs, accepted, member, &endpoint, holders, count)
+					w.planStation(p, specs, accepted, member, &endpoint, again, holders, count)
 				}
 			}
 		}
@@ -286,8 +286,9 @@ func (w *World) keeps() map[string]string {
 	return kept
 }
 
+// planStation says whether others are told of an endpoint; had says that they have been.
 func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, accepted map[string]*network.TaktNetwork,
-	member *network.TaktNode, endpoint *network.Endpoint, holders map[string]string, count map[string]int32,
+	member *network.TaktNode, endpoint *network.Endpoint, had bool, holders map[string]string, count map[string]int32,
 ) {
 	pod := w.podOf(member, endpoint)
 	if pod == nil {
@@ -298,8 +299,8 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, acc
 	}
 	of := accepted[endpoint.Network]
 	if of == nil {
-		if !slices.ContainsFunc(w.Networks, func(n *network.TaktNetwork) bool { return n.Name == endpoint.Network }) && len(w.Networks) > 0 {
-			refuse(reasonUnknown, "%s is attached to network %s, of which there is no TaktNetwork: no other node knows the pod. Create one, or correct takt-cni's configuration", endpoint.Interface, endpoint.Network)
+		if !slices.ContainsFunc(w.Networks, func(n *network.TaktNetwork) bool { return n.Name == endpoint.Network }) && (had || len(w.Networks) > 0) {
+			refuse(reasonUnknown, "%s is attached to network %s, of which there is no TaktNetwork: no other node knows the pod. Create it, again if it was deleted, or correct takt-cni's configuration", endpoint.Interface, endpoint.Network)
 		}
 		return
 	}

@@ -83,6 +83,24 @@ func TestANodeClaimsNoAddressThatTheClusterKnowsToBeAnothers(t *testing.T) {
 	}
 }
 
+// Its pods run, and other nodes forget them at once.
+func TestAPodIsToldThatItsNetworkIsDeleted(t *testing.T) {
+	w := worldOf("node-1", "node-2")
+	w.run("mine", "node-1", time.Minute, "", "02:00:00:00:00:01", "10.50.0.1/16")
+	if said := w.next().told("mine", reasonUnknown); said != "" {
+		t.Errorf("without any TaktNetwork the pod is told %q", said)
+	}
+	w.serve("tsn", 42)
+	if p := w.next(); len(p.stations("node-1")) != 1 || p.told("mine", reasonUnknown) != "" {
+		t.Fatalf("node-1 has %q, told %+v", p.stations("node-1"), p.Events)
+	}
+	w.Networks = nil
+	p := w.next()
+	if said := p.told("mine", reasonUnknown); len(p.stations("node-1")) > 0 || !strings.Contains(said, "network tsn, of which there is no TaktNetwork") || !strings.Contains(said, "Create it, again if it was deleted") {
+		t.Errorf("node-1 has %q, and the pod is told %q", p.stations("node-1"), said)
+	}
+}
+
 // Of what a TaktNode has no room for, the rest is written all the same.
 func TestWhatATaktNodeHasNoRoomForIsLeftOut(t *testing.T) {
 	w := worldOf("node-1")
