@@ -97,15 +97,24 @@ func (r *rollout) make(taken map[string]*network.GateSchedule) {
 		r.reason, r.message = r.conflict(taken)
 	}
 	reason, message := r.reason, r.message
+	nodes := ""
+	if reason != "" {
+		r.keep()
+		kept := r.kept()
+		nodes = kept.count()
+		if kept.do > 0 {
+			message += fmt.Sprintf("; what ran before runs on, on %d nodes: delete the object to open the gates", kept.do)
+		}
+	}
 	accepted := condition(network.Accepted, reason == "", r.of.Generation, cmp.Or(reason, "Accepted"), cmp.Or(message, "goes together with the other schedules"))
 	var inForce metav1.Condition
 	if reason != "" {
-		r.keep()
 		inForce = condition(network.InForce, false, r.of.Generation, "NotAccepted", message)
 	} else {
 		inForce = r.advance()
+		nodes = r.count()
 	}
-	r.status.Nodes = r.count()
+	r.status.Nodes = nodes
 	var changed []metav1.Condition
 	r.status.Conditions, changed = conditions(r.of.Status.Conditions, r.w.Now, accepted, inForce)
 	if reason != "" && len(changed) > 1 {
@@ -178,6 +187,23 @@ func (r *rollout) keep() {
 			r.give(name, network.Assignment{Revision: *before, Committed: true})
 		}
 	}
+}
+
+// kept are the nodes that have been left what they had, and those of them that run it.
+func (r *rollout) kept() *tally {
+	t := &tally{}
+	for name := range r.members {
+		for _, a := range r.specs[name].Schedules {
+			if a.UID != r.of.UID {
+				continue
+			}
+			t.of++
+			if state, _ := r.state(name, &a.Revision); state == network.Pending || state == network.Running {
+				t.do++
+			}
+		}
+	}
+	return t
 }
 
 // before is what a node has had of this schedule that was committed; nil if nothing. Of one whose TaktNode was made anew, only the

@@ -336,6 +336,34 @@ func TestAScheduleIsInForceWhenItHasBegunOnAllNodes(t *testing.T) {
 	}
 }
 
+func TestAScheduleThatIsNoLongerAcceptedSaysWhereItRunsOn(t *testing.T) {
+	w := worldOf("node-1", "node-2")
+	w.serve("tsn", 42)
+	g := scheduleOf("line", 0, "")
+	g.Spec.NodeSelector, g.Spec.Network = nil, "tsn"
+	w.Schedules = []*network.GateSchedule{g}
+	for range 4 {
+		w.next()
+	}
+	if now := g.Status; now.Nodes != "2/2" || !is(now.Conditions, network.InForce, true, network.Installed, "") {
+		t.Fatalf("it is %+v", now)
+	}
+	g.Spec.Network, g.Generation = "nonet", 2
+	const runs = "there is no TaktNetwork nonet: create it, or name another one; what ran before runs on, on 2 nodes: delete the object to open the gates"
+	for range 2 {
+		if now := w.next().Schedules["line"]; now.Nodes != "2/2" || !is(now.Conditions, network.Accepted, false, "UnknownNetwork", runs) || !is(now.Conditions, network.InForce, false, "NotAccepted", runs) {
+			t.Errorf("it is %+v", now)
+		}
+	}
+	// One that has never run runs on nowhere.
+	never := scheduleOf("never", 0, "")
+	never.Spec.NodeSelector, never.Spec.Network = nil, "nonet"
+	w.Schedules = append(w.Schedules, never)
+	if now := w.next().Schedules["never"]; now.Nodes != "0/0" || is(now.Conditions, network.InForce, false, "NotAccepted", "runs on") {
+		t.Errorf("it is %+v", now)
+	}
+}
+
 // The API server takes any operator.
 func TestASelectorThatCannotBeReadIsNamed(t *testing.T) {
 	w := worldOf("node-1")
