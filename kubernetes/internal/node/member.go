@@ -312,8 +312,12 @@ func (m *member) networksOf(self *network.TaktNode, has []*adminv1.Network) []ne
 			continue
 		}
 		at := slices.IndexFunc(has, func(h *adminv1.Network) bool { return h.GetName() == one.Name })
+		port := ""
+		if one.Spec.TunnelPort() != network.DefaultTunnelPort {
+			port = fmt.Sprintf(" and port = %d", one.Spec.TunnelPort())
+		}
 		served := network.ServedNetwork{Name: one.Name, Reason: network.NotConfigured,
-			Message: fmt.Sprintf("taktd has no [[network]] %s: add one with carrier = %q to its configuration, and restart it", one.Name, one.Spec.Carrier())}
+			Message: fmt.Sprintf("taktd has no [[network]] %s: add one with carrier = %q%s to its configuration, and restart it", one.Name, one.Spec.Carrier(), port)}
 		if at >= 0 {
 			served.Reason, served.Message, served.VTEP = m.fits(one, has[at])
 		}

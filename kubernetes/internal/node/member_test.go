@@ -179,12 +179,13 @@ func TestANodeSaysWhatItHasAndWhatIsMissing(t *testing.T) {
 		})
 	}
 	ready(metav1.ConditionFalse, "RuntimeAbsent")
-	vni, other, large := int32(42), int32(43), int32(1450)
+	vni, other, large, port := int32(42), int32(43), int32(1450), int32(8472)
 	c.network("tsn", network.TaktNetworkSpec{VNI: &vni})
 	c.network("differs", network.TaktNetworkSpec{VNI: &other})
 	c.network("away", network.TaktNetworkSpec{})
+	c.network("away-too", network.TaktNetworkSpec{VNI: &vni, Port: &port})
 	c.network("no-uplink", network.TaktNetworkSpec{VLAN: &vni, Uplink: "nonesuch"})
-	names := []string{"away", "differs", "no-uplink", "tsn"}
+	names := []string{"away", "away-too", "differs", "no-uplink", "tsn"}
 	// An interface of this machine that has an address, if there is one: a VXLAN's frames are longer than its pods'.
 	links, _ := net.Interfaces()
 	at := slices.IndexFunc(links, func(link net.Interface) bool {
@@ -202,7 +203,8 @@ func TestANodeSaysWhatItHasAndWhatIsMissing(t *testing.T) {
 	kill := c.taktd(config)
 	ready(metav1.ConditionTrue, "Serving")
 	for name, want := range map[string][2]string{
-		"tsn": {network.Serving, ""}, "differs": {network.Differs, "vxlan:44"}, "away": {network.NotConfigured, "add one with carrier = \"native\""},
+		"tsn": {network.Serving, ""}, "differs": {network.Differs, "vxlan:44"}, "away": {network.NotConfigured, "add one with carrier = \"native\" to"},
+		"away-too":  {network.NotConfigured, "add one with carrier = \"vxlan:42\" and port = 8472 to"},
 		"no-uplink": {network.NoUplink, "nonesuch"}, "own": {network.UnknownNetwork, "Create one with vxlan:45"}, "large": {network.MTUTooLarge, fmt.Sprintf("mtu: %d at most", large-50)},
 	} {
 		if name == "large" && (at < 0 || addressesOf(&links[at])[0].Is6()) {

@@ -180,12 +180,15 @@ func (s *TaktNetworkSpec) Carrier() string {
 	}
 }
 
+// DefaultTunnelPort is that of a VXLAN without port, and of a [[network]] of taktd without one.
+const DefaultTunnelPort = 4789
+
 // TunnelPort is the UDP port of a VXLAN's tunnel endpoints.
 func (s *TaktNetworkSpec) TunnelPort() int32 {
 	if s.Port != nil {
 		return *s.Port
 	}
-	return 4789
+	return DefaultTunnelPort
 }
 
 // Allows says whether a pod of a namespace may use the network, and if so, those of these classes that it may not use. Who
