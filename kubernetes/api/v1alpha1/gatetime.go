@@ -145,6 +145,9 @@ func StreamBits(frames, octets int64, periodNs uint64) int64 {
 	return int64(min(quotient, 1<<63-1))
 }
 
+// ErrToNobody says that the frames of a destination are none that are sent. Earlier releases have taken such claims.
+var ErrToNobody = errors.New("is nobody's address, and no datagram is sent to it")
+
 // Validate says what is wrong with the parameters; nil if nothing is.
 func (g *GateTime) Validate() error {
 	switch {
@@ -181,6 +184,9 @@ func (g *GateTime) Validate() error {
 	to, err := netip.ParseAddrPort(g.Destination)
 	if err != nil || to.Port() == 0 || to.Addr().Zone() != "" {
 		return fmt.Errorf("destination %s is not an IP address with a port: write it as \"10.244.1.9:4000\" or \"[fd00::9]:4000\"", quote.Value(g.Destination))
+	}
+	if to.Addr().Unmap().IsUnspecified() {
+		return fmt.Errorf("destination %s %w: write the receiver's, as in \"10.244.1.9:4000\"", quote.Value(g.Destination), ErrToNobody)
 	}
 	return nil
 }

@@ -62,6 +62,10 @@ func TestMistakesInGateTimeNameTheFieldAndTheRemedy(t *testing.T) {
 		"a name as a destination":   {[]string{"destination", `"listener:4000"`}, `destination "listener:4000" is not an IP address with a port: write it as`},
 		"a destination without":     {[]string{"destination", `"10.244.1.9"`}, "is not an IP address with a port"},
 		"port 0":                    {[]string{"destination", `"10.244.1.9:0"`}, "is not an IP address with a port"},
+		"to anybody":                {[]string{"destination", `"0.0.0.0:1"`}, `destination "0.0.0.0:1" is nobody's address`},
+		"to anybody by IPv6":        {[]string{"destination", `"[::]:1"`}, "write the receiver's"},
+		"to anybody as IPv6":        {[]string{"destination", `"[::ffff:0.0.0.0]:1"`}, "write the receiver's"},
+		"to many":                   {[]string{"destination", `"239.1.1.1:1"`}, ""},
 		"a destination with a zone": {[]string{"destination", `"[fe80::1%eth0]:4000"`}, "is not an IP address with a port"},
 	} {
 		g, err := DecodeGateTime([]byte(gate(t, tc.changes...)))

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 	"github.com/takt-dev/takt/kubernetes/internal/cni"
 )
@@ -690,5 +691,20 @@ func TestAPodIsToldOfEachInterfaceWithoutItsClass(t *testing.T) {
 	}
 	if len(all) != 2 {
 		t.Errorf("the pod is told %q", all)
+	}
+}
+
+// A release before took a destination that is nobody's: what runs with it runs on, and is given back.
+func TestTheRecordOfADestinationThatIsNobodysIsRead(t *testing.T) {
+	s := records{dir: t.TempDir(), run: t.TempDir(), gate: "/gate"}
+	parameters, err := reservation.DecodeGateTime([]byte(strings.Replace(frameOfPods, "10.244.1.9", "0.0.0.0", 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.writeGate(&gateClaim{Claim: "before", Requests: []gateRequest{{Name: "gate", Parameters: *parameters}}}); err != nil {
+		t.Fatal(err)
+	}
+	if all, unread, err := s.loadGates(); err != nil || len(all) != 1 || len(unread) > 0 {
+		t.Errorf("%d records are read, %v are not: %v", len(all), unread, err)
 	}
 }

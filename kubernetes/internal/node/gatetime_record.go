@@ -284,7 +284,7 @@ func readGate(path string) (*gateClaim, error) {
 		return nil, fmt.Errorf("annotation %s names no claim or no request, or is of a later version of the agent", gateAnnotation)
 	}
 	for _, request := range c.Requests {
-		if err := request.Parameters.Validate(); err != nil {
+		if err := request.Parameters.Validate(); err != nil && !errors.Is(err, reservation.ErrToNobody) {
 			return nil, fmt.Errorf("request %q: %w", request.Name, err)
 		}
 	}
