@@ -404,7 +404,7 @@ func (n *Node) missing(sandbox *api.PodSandbox, ctr *api.Container) error {
 		// That is as good as it gets.
 		return nil
 	}
-	return refuse(codeWithout, "it was created while takt-node was away, and has neither the socket of its pod nor the preload")
+	return refuse(codeWithout, "it was created while takt-node was away, or slower than the container runtime waits, and has neither the socket of its pod nor the preload")
 }
 
 // wish is what a pod's annotations say for a container.
