@@ -102,6 +102,16 @@ func TestANetworkThatTheClusterDoesNotKnowIsNobodys(t *testing.T) {
 			t.Errorf("with %s: %q", spec, said)
 		}
 	}
+	l.all[path("visitors")].Endpoint.Mtu = 1500
+	for most, warned := range map[int32]int{1500: 0, 1450: 1} {
+		tsn.Spec, told.all = network.TaktNetworkSpec{MTU: &most}, nil
+		if said := allows("visitors"); said != "" {
+			t.Error(said)
+		}
+		if got := told.of("visitors", network.MTUTooLarge); len(got) != warned || warned > 0 && !strings.Contains(got[0], "the MTU of net1 is 1500, and network tsn carries packets of 1450 bytes: write mtu: 1450") {
+			t.Errorf("with mtu %d: told %q", most, told.all)
+		}
+	}
 	// It is deleted: nothing is opened by that, unless it is wanted.
 	if err := m.nets.GetStore().Delete(tsn); err != nil {
 		t.Fatal(err)
