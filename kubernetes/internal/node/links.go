@@ -134,14 +134,11 @@ func owns(installed []int64, link *adminv1.LinkSchedule) bool {
 
 // scheduleAt is the name of the GateSchedule that was assigned to a link with this base time; empty if none was.
 func (m *member) scheduleAt(datapath string, base int64) string {
-	if m == nil {
+	self := m.known()
+	if self == nil {
 		return ""
 	}
-	found, there, _ := m.nodes.GetStore().GetByKey(m.n.name)
-	if !there {
-		return ""
-	}
-	for _, one := range found.(*network.TaktNode).Spec.Schedules {
+	for _, one := range self.Spec.Schedules {
 		switch {
 		case one.Datapath != datapath:
 		case one.BeginsNanoseconds == base:

@@ -186,10 +186,21 @@ func (m *member) quiet(had, now *network.TaktNodeStatus, at time.Time) bool {
 	return false
 }
 
+// known is the node's own TaktNode as it was last seen; nil: there is none, or, m being nil, the agent has no objects.
+func (m *member) known() *network.TaktNode {
+	if m == nil {
+		return nil
+	}
+	if found, there, _ := m.nodes.GetStore().GetByKey(m.n.name); there {
+		return found.(*network.TaktNode)
+	}
+	return nil
+}
+
 // self is the node's own TaktNode, which is made if it is not there. It goes with the node.
 func (m *member) self(ctx context.Context) (*network.TaktNode, error) {
-	if found, there, _ := m.nodes.GetStore().GetByKey(m.n.name); there {
-		return found.(*network.TaktNode), nil
+	if known := m.known(); known != nil {
+		return known, nil
 	}
 	node, err := m.n.client.CoreV1().Nodes().Get(ctx, m.n.name, metav1.GetOptions{})
 	if err != nil {
@@ -440,14 +451,11 @@ func (m *member) endpointsOf(all []*adminv1.ListenerStatus) []network.Endpoint {
 
 // untold says whether the controller has told other nodes nothing of an interface, although it has been told of that, and knows its network.
 func (m *member) untold(endpoint *adminv1.Endpoint) bool {
-	if m == nil {
+	self := m.known()
+	if self == nil {
 		return false
 	}
-	found, there, _ := m.nodes.GetStore().GetByKey(m.n.name)
-	if !there {
-		return false
-	}
-	self, name, mac := found.(*network.TaktNode), endpoint.GetNetwork(), strings.ToLower(endpoint.GetMac())
+	name, mac := endpoint.GetNetwork(), strings.ToLower(endpoint.GetMac())
 	return slices.Contains(self.Spec.Networks, name) &&
 		slices.ContainsFunc(self.Status.Endpoints, func(e network.Endpoint) bool { return e.Network == name && e.MAC == mac }) &&
 		!slices.ContainsFunc(self.Spec.Stations, func(s network.Station) bool { return s.Network == name && s.MAC == mac })
