@@ -164,10 +164,13 @@ impl Running {
         child.wait().expect("its end");
     }
 
-    /// What it has printed.
+    /// What it has printed: what strace says of itself, where it runs under that, is not the program's.
     pub fn output(&self) -> (String, String) {
         let read = |name| std::fs::read_to_string(self.scratch.join(name)).unwrap_or_default();
-        (read("out"), read("err"))
+        let err = read("err");
+        let own = err.split_inclusive('\n');
+        let own = own.filter(|line| !line.starts_with("strace: "));
+        (read("out"), own.collect())
     }
 
     /// Waits until it has ended, which must be well; what it printed.
