@@ -53,6 +53,8 @@ type vethWish struct {
 	Class string `json:"class,omitempty"`
 	// All: what has no launch time is taken as well.
 	All bool `json:"all,omitempty"`
+	// Cgroup is the pod's, as the host names it, whose programs need no capability for CLOCK_TAI; empty: the node has no cgroup v2.
+	Cgroup string `json:"cgroup,omitempty"`
 }
 
 // arguments are those of takt.
@@ -66,6 +68,9 @@ func (w vethWish) arguments() []string {
 	}
 	if w.All {
 		arguments = append(arguments, "--all")
+	}
+	if w.Cgroup != "" {
+		arguments = append(arguments, "--cgroup", w.Cgroup)
 	}
 	return arguments
 }
@@ -623,6 +628,7 @@ func (n *Node) takeAtVeths(ctx context.Context, sandbox *api.PodSandbox, wish wi
 		wanted := vethWish{
 			Namespace: sandbox.GetNamespace(), Pod: sandbox.GetName(), UID: sandbox.GetUid(), Interface: ifName,
 			Socket: filepath.Join(directory, cni.SocketName), Required: wish.required, Class: wish.class, All: wish.all,
+			Cgroup: podCgroup(n.host, sandbox.GetLinux().GetCgroupParent()),
 		}
 		var err error
 		if wanted.Device, err = cni.Device(directory); err == nil && wanted.Device == "" {

@@ -128,6 +128,20 @@ func (r vethRoom) close() {
 	}
 }
 
+// podCgroup is a pod's directory in the unified hierarchy of the host that is seen at root, as the host names it; empty if it has none
+// there: the pod is in hierarchies of version 1.
+func podCgroup(root, parent string) string {
+	unified, err := enforce.Unified(root)
+	if err != nil || parent == "" {
+		return ""
+	}
+	path := filepath.Join(unified, parent)
+	if _, err := os.Stat(filepath.Join(path, "cgroup.procs")); err != nil {
+		return ""
+	}
+	return filepath.Join("/", strings.TrimPrefix(path, filepath.Clean(root)))
+}
+
 // vethGroups are the cgroups of all such programs, one in each hierarchy that has one.
 func vethGroups(root string) []string {
 	base := filepath.Join(root, "sys/fs/cgroup")

@@ -675,3 +675,30 @@ addresses = ["10.88.1.7/16"]
 		t.Errorf("told %+v, %+v", of, of.Veth)
 	}
 }
+
+// In either place where the unified hierarchy is mounted, by the name that the host has for it.
+func TestThePodsCgroupIsFoundWhereTheHostHasIt(t *testing.T) {
+	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		root, pod := t.TempDir(), "/kubepods.slice/kubepods-pod1.slice"
+		if err := os.MkdirAll(filepath.Join(root, mount, pod), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range []string{"cgroup.controllers", pod + "/cgroup.procs"} {
+			if err := os.WriteFile(filepath.Join(root, mount, file), nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wish := vethWish{Device: "veth0", Socket: "s", Cgroup: podCgroup(root, pod)}
+		if got := strings.Join(wish.arguments(), " "); got != "veth attach --device veth0 --socket s --cgroup "+mount+pod {
+			t.Errorf("takt %s", got)
+		}
+		for _, none := range []string{"", "/kubepods.slice/other"} {
+			if found := podCgroup(root, none); found != "" {
+				t.Errorf("%q has %s", none, found)
+			}
+		}
+	}
+	if found := podCgroup(t.TempDir(), "/"); found != "" {
+		t.Errorf("without the hierarchy: %s", found)
+	}
+}

@@ -10,6 +10,7 @@
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/in6.h>
+#include <linux/net_tstamp.h>
 #include <stdbool.h>
 
 #include <bpf/bpf_endian.h>
@@ -23,6 +24,12 @@
 #define CLOCK_OF_ARRIVAL 0
 #define CLOCK_MONOTONIC 1
 #define CLOCK_TAI 2
+
+/* `SOL_SOCKET` and `SO_TXTIME` (asm-generic/socket.h); clocks of the latter (linux/time.h). */
+#define SOCKET_LEVEL 1
+#define TXTIME_OPTION 61
+#define CLOCK_ID_MONOTONIC 1
+#define CLOCK_ID_TAI 11
 
 /* Ethernet header; the first octets of IPv4 and IPv6. */
 #define LINK_HEADER 14
@@ -273,6 +280,9 @@ discard:
 /* Whether what has no launch time is taken as well. */
 volatile const __u32 takt_all;
 
+/* Whether what has a launch time and is not taken is dropped. */
+volatile const __u32 takt_required;
+
 /* Whether a TCP segment that begins so far into the frame may be the runtime's: none that opens a connection, so that the kernel's
  * connection tracking knows it. */
 static __always_inline bool may_be_tcp(struct __sk_buff *skb, __u32 at)
@@ -392,7 +402,12 @@ int takt_take(struct __sk_buff *skb)
 	if (has_launch_time(skb)) {
 		result = take(skb, &takt_ring, 0);
 		count(&takt_counters, result);
-		return result == TAKEN ? TCX_DROP : TCX_NEXT;
+		if (result == TAKEN)
+			return TCX_DROP;
+		/* Queues behind us take a time for one by their own clock, and drop what is far ahead of that. The guard looks at it first. */
+		if (!takt_required)
+			bpf_skb_set_tstamp(skb, 0, CLOCK_OF_ARRIVAL);
+		return TCX_NEXT;
 	}
 	if (!takt_all || !may_be_ours(skb, false)) {
 		count(&takt_counters, UNTIMED);
@@ -414,9 +429,6 @@ int takt_guard(struct __sk_buff *skb)
 	count(&takt_guarded, 0);
 	return TCX_DROP;
 }
-
-/* Whether what cannot be converted is dropped. */
-volatile const __u32 takt_required;
 
 /*
  * At the egress of the pod's own end: the veth clears times by CLOCK_REALTIME, as it takes them for times of arrival. Those by
@@ -622,6 +634,24 @@ int takt_return_uplink(struct __sk_buff *skb)
 {
 	skb->mark = RETURNED;
 	return bpf_clone_redirect(skb, takt_device, 0);
+}
+
+/*
+ * In the pod's cgroup, at setsockopt(2): who wants times by CLOCK_TAI gets CLOCK_MONOTONIC, for which the kernel asks no capability.
+ * The kernel does not look at the times themselves, and user space knows those of TAI by their size.
+ */
+SEC("cgroup/setsockopt")
+int takt_clock(struct bpf_sockopt *option)
+{
+	struct sock_txtime *wanted = option->optval;
+
+	if (option->level == SOCKET_LEVEL && option->optname == TXTIME_OPTION && (void *)(wanted + 1) <= option->optval_end &&
+	    wanted->clockid == CLOCK_ID_TAI)
+		wanted->clockid = CLOCK_ID_MONOTONIC;
+	else
+		/* As the program has it, also where that is longer than what is here. */
+		option->optlen = 0;
+	return 1;
 }
 
 /* Run by user space: whether the kernel tells the times of CLOCK_TAI apart. */

@@ -60,6 +60,17 @@ pub enum Error {
          names of its network namespaces (/run/netns), can be seen"
     )]
     OtherEnd(String, String),
+    /// The directory is none of the pod's programs.
+    #[error(
+        "cannot let the programs of {} name CLOCK_TAI ({told}): name the pod's directory below the mount of cgroup v2, such as \
+         /sys/fs/cgroup/kubepods.slice/…, or leave it out, and without CAP_NET_ADMIN they name CLOCK_MONOTONIC", path.display()
+    )]
+    Cgroup {
+        /// The directory.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        told: String,
+    },
     /// Somebody takes launch times there already.
     #[error(
         "launch times at {0} are taken already: end the other `takt veth attach --device {0}` first"

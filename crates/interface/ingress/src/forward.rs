@@ -46,7 +46,7 @@ impl Attachment {
             .all
             .then(|| open(format!("{name} all")))
             .transpose()?;
-        let mut programs = Attached::new(device, options.required, options.all)?;
+        let mut programs = Attached::new(device, options)?;
         let others = for_others.zip(programs.take_others());
         let others = others.map(|(runtime, maps)| Others::new(runtime, maps, programs.returner()));
         Ok(Self {

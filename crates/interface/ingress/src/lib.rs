@@ -88,6 +88,8 @@ pub struct Options {
     pub required: bool,
     /// Their class.
     pub class: ClassFrom,
+    /// The pod's directory in the hierarchy of cgroup v2: its programs may name `CLOCK_TAI` without CAP_NET_ADMIN.
+    pub cgroup: Option<PathBuf>,
     /// Take what has no launch time as well, if it goes to one station that the runtime reaches: it is sent in class 0, at once as far
     /// as the schedule of the link lets it.
     pub all: bool,

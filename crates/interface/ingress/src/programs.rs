@@ -3,19 +3,25 @@
 //! Two programs, by the kernel's tcx (Linux 6.6): one that takes, which goes with this process however it ends, and the guard,
 //! which stays until it is detached or the device goes. So what is required is required also while nobody takes. A third one is at
 //! the other end, in the pod, where times by `CLOCK_REALTIME` still are: it makes them times by `CLOCK_TAI`, and stays where the guard does.
+//! A fourth one is in the pod's cgroup, if that is named, and goes with this process.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aya::maps::{Array, HashMap, Map, MapData, MapInfo, PerCpuArray, RingBuf};
 use aya::programs::links::LinkOrder;
 use aya::programs::tc::TcAttachOptions;
-use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, TestRun, TestRunOptions};
+use aya::programs::{
+    CgroupAttachMode, CgroupSockopt, ProgramInfo, SchedClassifier, TcAttachType, TestRun,
+    TestRunOptions,
+};
 use aya::{Ebpf, EbpfLoader};
 use rustix::time::{ClockId, DynamicClockId, Timespec, clock_gettime, clock_gettime_dynamic};
 
 use crate::error::Error;
-use crate::sys;
+use crate::{Options, sys};
 
 /// The compiled `bpf/takt_veth.bpf.c`.
 pub(crate) static OBJECT: &[u8] =
@@ -30,6 +36,7 @@ pub(crate) const UPLINK: &str = "takt_uplink";
 pub(crate) const CARRIED: &str = "takt_carried";
 pub(crate) const RETURN_UPLINK: &str = "takt_return_uplink";
 const PROBE: &str = "takt_probe";
+const CLOCK: &str = "takt_clock";
 pub(crate) const RING: &str = "takt_ring";
 pub(crate) const COUNTERS: &str = "takt_counters";
 const GUARDED: &str = "takt_guarded";
@@ -391,8 +398,9 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
-    /// Attaches; `required`: with the guard; `all`: what has no launch time is taken too.
-    pub(crate) fn new(device: Device, required: bool, all: bool) -> Result<Self, Error> {
+    /// Attaches.
+    pub(crate) fn new(device: Device, options: &Options) -> Result<Self, Error> {
+        let &Options { required, all, .. } = options;
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .map_max_entries(RING, RING_BYTES)
@@ -434,6 +442,9 @@ impl Attached {
             Ok(tcp)
         });
         let tcp = tcp.transpose()?;
+        if let Some(cgroup) = &options.cgroup {
+            lend_clock(&mut ebpf, cgroup)?;
+        }
         let (take, reader) = program_with_reader(&mut ebpf, TAKE)?;
         take.attach_with_options(
             &device.name,
@@ -559,6 +570,30 @@ fn probe(ebpf: &mut Ebpf) -> Result<(), Error> {
         error => Err(Error::Kernel(
             std::io::Error::from_raw_os_error(-error).to_string(),
         )),
+    }
+}
+
+/// Lets programs of a cgroup have `CLOCK_TAI` for their launch times without a capability, as long as the programs are loaded.
+fn lend_clock(ebpf: &mut Ebpf, cgroup: &Path) -> Result<(), Error> {
+    let refused = |told: String| Error::Cgroup {
+        path: cgroup.to_owned(),
+        told,
+    };
+    let directory = File::open(cgroup).map_err(|error| refused(error.to_string()))?;
+    let program: &mut CgroupSockopt = ebpf
+        .program_mut(CLOCK)
+        .and_then(|program| program.try_into().ok())
+        .ok_or_else(|| missing(CLOCK))?;
+    program
+        .load()
+        .map_err(Error::load("load the program of the cgroup"))?;
+    // A link, which stands beside those of others.
+    match program.attach(directory, CgroupAttachMode::Single) {
+        Ok(_) => Ok(()),
+        Err(error) if takt_xdp::errno(&error) == Some(libc::EBADF) => {
+            Err(refused("it is no directory of cgroup v2".to_owned()))
+        }
+        Err(error) => Err(Error::load("attach the program of the cgroup")(error)),
     }
 }
 

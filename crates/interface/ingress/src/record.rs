@@ -24,6 +24,9 @@ const UDP_CHECKSUM: Range<usize> = 6..8;
 /// The same of TCP, without options (RFC 9293, section 3.1).
 const TCP_HEADER: usize = 20;
 const TCP_CHECKSUM: Range<usize> = 16..18;
+/// Nanoseconds for which no machine is up, 36 years, and which TAI has passed in 2006: a time of a socket that wanted
+/// `CLOCK_TAI` and got the other clock, without a capability.
+const UPTIME: u64 = 1 << 60;
 /// The next header of IPv6 that multicast listeners' reports begin with: hop-by-hop options (RFC 8200, section 4.3; RFC 3810, section 5).
 const HOP_BY_HOP: Protocol = Protocol(0);
 
@@ -59,6 +62,7 @@ impl<'a> Record<'a> {
             share: launch as usize % SHARES,
             launch: match u32::from_ne_bytes(*clock.first_chunk()?) {
                 0 => None,
+                1 if launch >= UPTIME => Some((LaunchClock::Tai, launch)),
                 1 => Some((LaunchClock::Monotonic, launch)),
                 2 => Some((LaunchClock::Tai, launch)),
                 _ => return None,
@@ -402,6 +406,14 @@ mod tests {
         assert_eq!(read.frame, b"abc");
         let bytes = record(0, 3, 0, b"abcdef");
         assert_eq!(Record::read(&bytes).expect("a record").launch, None);
+    }
+
+    #[test]
+    fn a_time_by_the_monotonic_clock_that_no_machine_is_up_for_is_one_of_tai() {
+        let read = |launch| Record::read(&record(launch, 3, 1, b"abc")).and_then(|r| r.launch);
+        let (year, tai) = (365 * 86_400_000_000_000, 1_800_000_000_000_000_000);
+        assert_eq!(read(30 * year), Some((LaunchClock::Monotonic, 30 * year)));
+        assert_eq!(read(tai), Some((LaunchClock::Tai, tai)));
     }
 
     #[test]

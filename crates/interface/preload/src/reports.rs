@@ -80,6 +80,13 @@ pub struct Datagram {
     pub ends: Option<Ends>,
 }
 
+impl Datagram {
+    /// By the bit of its frame's destination (IEEE 802, 8.2.2).
+    fn is_for_a_group(&self) -> bool {
+        self.packet.first().is_some_and(|octet| octet & 1 != 0)
+    }
+}
+
 /// A frame whose outcome is awaited.
 struct Awaited {
     token: Token,
@@ -289,8 +296,10 @@ impl Reports {
                     continue;
                 }
                 Outcome::Late if datagram.late => invalid(datagram.launch),
+                // Nobody need be in a group, and the frame would have left all the same.
+                Outcome::Unreachable if datagram.is_for_a_group() => continue,
                 // It is not known to have left at its time, and will not leave any more.
-                Outcome::Late | Outcome::Lost => missed(datagram.launch),
+                Outcome::Late | Outcome::Lost | Outcome::Unreachable => missed(datagram.launch),
                 // Refused: in a class that the tenant may not use, or outside its declared streams.
                 Outcome::NotScheduled | Outcome::Refused => invalid(datagram.launch),
                 _ => continue,
@@ -373,7 +382,7 @@ mod tests {
             queued: TaiTime::from_nanos(5),
             late: false,
             number,
-            packet: vec![1, 2, 3],
+            packet: vec![0, 2, 3],
             ends: None,
         }
     }
@@ -429,7 +438,7 @@ mod tests {
             (Some(Stamp::Software(instant)), 0)
         );
         assert_eq!(first.error.origin, abi::EE_ORIGIN_TIMESTAMPING);
-        assert_eq!(first.packet, [1, 2, 3]);
+        assert_eq!(first.packet, [0, 2, 3]);
         assert_eq!(reports.take().expect("an error").error, missed(20));
         assert_eq!(reports.take().expect("an error").error, invalid(30));
         assert_eq!(reports.take().expect("an error").error, invalid(40));
@@ -453,6 +462,19 @@ mod tests {
         // Within what the runtime tolerates.
         reports.emitted(token(1), Wanted::new(true, 0, false), false, late, LIMIT);
         reports.settle(|_| Outcome::Sent, |_, _| None, LIMIT);
+        assert!(!reports.are_due());
+    }
+
+    #[test]
+    fn what_had_no_way_any_more_was_missed_but_a_group_without_members_is_no_error() {
+        let mut reports = Reports::default();
+        let errors = Wanted::new(true, 0, false);
+        let mut to_a_group = datagram(1, 0);
+        to_a_group.packet[0] = 1;
+        reports.emitted(token(0), errors, false, to_a_group, LIMIT);
+        reports.emitted(token(1), errors, false, datagram(2, 0), LIMIT);
+        reports.settle(|_| Outcome::Unreachable, |_, _| None, LIMIT);
+        assert_eq!(reports.take().expect("an error").error, missed(2));
         assert!(!reports.are_due());
     }
 

@@ -743,7 +743,8 @@ pub fn networks(networks: &[Network]) -> String {
                 if station.followed {
                     "kernel"
                 } else {
-                    "operator"
+                    // By an operator, or by a cluster's node for its controller.
+                    "entered"
                 }
                 .into(),
             ]

@@ -21,6 +21,7 @@ Examples:
   takt veth attach --device veth1a2b3c --socket /run/takt/line.sock
   takt veth attach --device veth1a2b3c --socket /run/takt/line.sock --required --class 5
   takt veth attach --device veth1a2b3c --socket /run/takt/line.sock --all
+  takt veth attach --device veth1a2b3c --socket /run/takt/line.sock --cgroup /sys/fs/cgroup/line.slice
   takt veth status --device veth1a2b3c
   takt veth detach --device veth1a2b3c";
 
@@ -58,6 +59,10 @@ struct Attach {
     /// SO_PRIORITY does not leave the pod
     #[arg(long, value_name = "CLASS", default_value = "dscp", value_parser = class)]
     class: ClassFrom,
+    /// The pod's directory below the mount of cgroup v2: its programs may name CLOCK_TAI (SO_TXTIME) without CAP_NET_ADMIN, as long as the
+    /// command runs. Without it they name CLOCK_MONOTONIC
+    #[arg(long, value_name = "DIRECTORY")]
+    cgroup: Option<PathBuf>,
     /// Take what has no launch time as well, TCP too unless the node follows connections strictly, so that it is inside the schedule of the link and not beside it: it leaves in class 0
     /// as soon as the gates and the priority of others let it. What does not go to one station of the network is the kernel's, as before.
     /// The pod's kernel makes segments of TCP itself meanwhile. Needs a listener with class 0 and one session more
@@ -151,6 +156,7 @@ impl Attach {
             socket: self.socket,
             required: self.required,
             class: self.class,
+            cgroup: self.cgroup,
             all: self.all,
         };
         let attachment = Attachment::new(&options)?;

@@ -3,7 +3,7 @@
 use takt_testing::until;
 
 use super::guest;
-use super::support::{Site, ended_well, go_talker, static_talker};
+use super::support::{Cgroup, DEVICE, Site, ended_well, go_talker, refused, static_talker};
 
 /// Datagrams of a talker.
 const COUNT: u32 = 50;
@@ -66,6 +66,50 @@ fn programs_that_cannot_be_preloaded_have_their_launch_times_by_either_clock_and
     });
     attached.terminate();
     assert_eq!(site.status(), (false, false, [].into()));
+}
+
+#[test]
+fn programs_of_the_pods_cgroup_name_tai_without_a_capability() {
+    let site = Site::bridged();
+    let wire = site.capture();
+    let cgroup = Cgroup::new();
+    let path = cgroup.path();
+    let path = path.to_str().expect("a path");
+    let to = site.addresses()[0];
+    let talkers = [Some(static_talker()), go_talker()];
+    let talkers: Vec<_> = talkers.iter().flatten().collect();
+    let unprivileged = |talker, clock| {
+        let command = site.talker(talker, clock, to, COUNT, LEAD);
+        cgroup.without_privilege(site.pod(), &command)
+    };
+    // The kernel alone does not let them.
+    let attached = site.attach(&[]);
+    for talker in &talkers {
+        let said = refused(unprivileged(talker, "tai").output());
+        assert!(said.contains("ermitted"), "{said}");
+    }
+    attached.terminate();
+    let attached = site.attach(&["--required", "--cgroup", path]);
+    for talker in &talkers {
+        for clock in ["tai", "monotonic"] {
+            ended_well(unprivileged(talker, clock).output());
+            in_time(&wire.wait(COUNT as usize));
+        }
+    }
+    // It is of that clock alone, and of those in the cgroup.
+    refused(unprivileged(talkers[0], "realtime").output());
+    attached.terminate();
+    refused(unprivileged(talkers[0], "tai").output());
+    let no_cgroup = [
+        "attach",
+        "--device",
+        DEVICE,
+        "--required",
+        "--cgroup",
+        "/proc",
+    ];
+    let said = refused(site.veth(&no_cgroup).output());
+    assert!(said.contains("below the mount of cgroup v2"), "{said}");
 }
 
 #[test]

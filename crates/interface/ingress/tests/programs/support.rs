@@ -213,6 +213,55 @@ impl Drop for Stopped {
     }
 }
 
+/// A cgroup of a hierarchy of version 2, mounted for it alone: the host may have another one.
+pub struct Cgroup {
+    mount: Directory,
+    name: String,
+}
+
+impl Cgroup {
+    pub fn new() -> Self {
+        let mount = Directory::new();
+        let mounted = Command::new("mount")
+            .args(["-t", "cgroup2", "none"])
+            .arg(mount.join(""))
+            .status();
+        assert!(mounted.expect("mount").success());
+        let name = format!("takt-test-{}", std::process::id());
+        let cgroup = Self { mount, name };
+        std::fs::create_dir(cgroup.path()).expect("a cgroup");
+        cgroup
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.mount.join(&self.name)
+    }
+
+    /// A command in it, without the capabilities that a usual pod has not.
+    pub fn without_privilege(&self, host: &Host, command: &Command) -> Command {
+        let mut shell = host.command("sh").expect("the lab is up");
+        shell
+            .args(["-c", "echo $$ > \"$0\" && exec \"$@\""])
+            .arg(self.path().join("cgroup.procs"))
+            .args(["setpriv", "--bounding-set=-net_admin,-sys_admin"])
+            .args(["--inh-caps=-net_admin,-sys_admin", "--"])
+            .arg(command.get_program())
+            .args(command.get_args());
+        shell
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let removed = std::fs::remove_dir(self.path());
+        let unmounted = Command::new("umount").arg(self.mount.join("")).status();
+        if !std::thread::panicking() {
+            removed.expect("nobody is in it");
+            assert!(unmounted.expect("umount").success());
+        }
+    }
+}
+
 /// Two hosts with a pod each, joined by a VXLAN of the kernel; a daemon on the first one, whose tenant is its pod.
 pub struct Site {
     daemon: Option<Child>,

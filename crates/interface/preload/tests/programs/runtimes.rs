@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use takt_lab::OVERLAY_DEVICE;
 use takt_testing::until;
 
 use super::support::{Listener, Running, Site, ended_well, program, script};
@@ -157,6 +158,29 @@ fn what_a_killed_program_has_queued_takes_nothing_from_others() {
     all_of_it_waits(&site);
     let (_, err) = other.output();
     assert_eq!(err, "");
+}
+
+/// It will not leave, and its error is the only word of that.
+#[test]
+fn what_has_lost_its_station_by_its_time_is_told_as_missed() {
+    let site = Site::routed();
+    let address = site.addresses()[0].to_string();
+    let mut command = site.command("python3");
+    let ahead = Running::start(command.arg(script("ahead.py")).args([&address, "8"]));
+    all_of_it_waits(&site);
+    let bridge = |arguments: &[&str]| {
+        let mut bridge = site.lab.host(0).command("bridge").expect("the lab is up");
+        let output = bridge.arg("fdb").args(arguments).output();
+        ended_well(output).0
+    };
+    // Of the other node, all of whose containers are behind its tunnel.
+    for entry in bridge(&["show", "dev", OVERLAY_DEVICE]).lines() {
+        let station = entry.split(' ').next().expect("its address");
+        bridge(&["del", station, "dev", OVERLAY_DEVICE]);
+    }
+    let (out, err) = ahead.end();
+    assert!(out.ends_with("10 missed\n"), "{out}");
+    assert_eq!(site.sent(), 0, "{err}");
 }
 
 #[test]

@@ -64,6 +64,15 @@ pub(super) fn share(
         .collect()
 }
 
+/// The port with the most stations, and how many those are.
+pub(super) fn fullest(stations: &BTreeMap<MacAddress, Behind>) -> Option<(u32, usize)> {
+    let mut counts: HashMap<u32, usize> = HashMap::new();
+    for behind in stations.values() {
+        *counts.entry(behind.port).or_default() += 1;
+    }
+    counts.into_iter().max_by_key(|(_, count)| *count)
+}
+
 /// The most that each may have so that all have `most` together, where those that have fewer leave the rest to others.
 fn share_of_each(mut counts: Vec<usize>, most: usize) -> usize {
     counts.sort_unstable();
@@ -121,11 +130,12 @@ mod tests {
             }
         }
         // Two that do have as many as each other.
-        let second = stations(9, 50_000, 10_000);
+        let second = stations(9, 50_000, 9_000);
         let all: BTreeMap<_, _> = flood()
             .chain(second)
             .chain(stations(8, 20_000, 1))
             .collect();
+        assert_eq!(fullest(&all), Some((7, 10_000)));
         let served = share(all, MOST, |_| Rank::New);
         assert_eq!([7, 8, 9].map(|port| of_port(&served, port)), [31, 1, 31]);
     }

@@ -394,6 +394,7 @@ impl Network {
             }
         }
         let total = local.len();
+        let fullest = (total > MOST_LOCAL).then(|| local::fullest(&local));
         let local = local::share(local, MOST_LOCAL, |mac| match endpoints.contains(mac) {
             true => Rank::Tenant,
             false if self.local.contains_key(mac) => Rank::Known,
@@ -401,10 +402,14 @@ impl Network {
         });
         let left_out = (total - local.len()) as u64;
         // Said once, not for each number.
-        if left_out > 0 && self.local_left_out == 0 {
+        if left_out > 0
+            && self.local_left_out == 0
+            && let Some((port, of_port)) = fullest.flatten()
+        {
+            let port = host.device(port).map(|device| device.name.as_str());
             tracing::warn!(
-                network = %self.config.name, stations = total, left_out,
-                "the bridges of tenants have more stations than are served: of ports with many, some are left out (`bridge fdb`)"
+                network = %self.config.name, stations = total, left_out, port = port.unwrap_or_default(), of_port,
+                "the bridges of tenants have more stations than are served: of ports with many, some are left out; the port named has the most of them (`bridge fdb show brport PORT`)"
             );
         }
         self.local_left_out = left_out;
