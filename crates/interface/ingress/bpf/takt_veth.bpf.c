@@ -53,7 +53,11 @@
 /* One that wants more has 4 fifths. */
 #define SHARE_OF_FREE 4
 
-/* Sizes of records: of most control messages, of a usual MTU, of a jumbo frame. User space takes any. */
+/* A VLAN tag, which the kernel has taken out of the frame, and where it was: behind the addresses (IEEE 802.1Q, 9.3). */
+#define TAG 4
+#define ADDRESSES 12
+
+/* Sizes of records, but for a tag: of most control messages, of a usual MTU, of a jumbo frame. User space takes any. */
 #define SMALL 240
 #define USUAL 2032
 #define LARGE 9712
@@ -72,7 +76,6 @@ enum counter {
 	/* Passed: without a launch time. */
 	UNTIMED,
 	/* With a launch time, and passed on to the next program, which may be the guard. */
-	TAGGED,
 	SEGMENTED,
 	TOO_LONG,
 	RING_FULL,
@@ -255,7 +258,7 @@ static __always_inline bool has_launch_time(struct __sk_buff *skb)
 /* Hands a packet over in a record with room for so many octets, a constant. */
 static __always_inline enum counter hand_over(struct __sk_buff *skb, void *ring, __u32 share, const __u32 room)
 {
-	struct record *record = bpf_ringbuf_reserve(ring, sizeof(*record) + room, 0);
+	struct record *record = bpf_ringbuf_reserve(ring, sizeof(*record) + room + TAG, 0);
 	bool timed = ring == &takt_ring;
 	__u64 length = skb->len;
 
@@ -266,10 +269,27 @@ static __always_inline enum counter hand_over(struct __sk_buff *skb, void *ring,
 	record->length = length;
 	if (length > room)
 		goto discard;
-	/* Two comparisons, as the verifier wants them: the compiler would make one of them. */
+	if (skb->vlan_present) {
+		__be16 tag[TAG / 2] = { skb->vlan_proto, bpf_htons(skb->vlan_tci) };
+
+		record->length += TAG;
+		if (bpf_skb_load_bytes(skb, 0, record->frame, ADDRESSES))
+			goto discard;
+		__builtin_memcpy(record->frame + ADDRESSES, tag, TAG);
+		if (length <= ADDRESSES)
+			goto discard;
+		length -= ADDRESSES;
+		/* Two comparisons, as the verifier wants them: the compiler would make one of them. */
+		asm volatile("" : "+r"(length));
+		if (length == 0 || length > room - ADDRESSES ||
+		    bpf_skb_load_bytes(skb, ADDRESSES, record->frame + ADDRESSES + TAG, length))
+			goto discard;
+		goto submit;
+	}
 	asm volatile("" : "+r"(length));
 	if (length == 0 || bpf_skb_load_bytes(skb, 0, record->frame, length))
 		goto discard;
+submit:
 	bpf_ringbuf_submit(record, 0);
 	return TAKEN;
 discard:
@@ -352,8 +372,6 @@ static __always_inline bool is_tagged(struct __sk_buff *skb)
 /* Hands over by a ring, or says why not. */
 static __always_inline enum counter take(struct __sk_buff *skb, void *ring, __u32 share)
 {
-	if (is_tagged(skb))
-		return TAGGED;
 	if (skb->gso_size)
 		return SEGMENTED;
 	if (skb->len <= SMALL)
@@ -368,6 +386,10 @@ static __always_inline bool take_other(struct __sk_buff *skb, __u32 share)
 {
 	__u64 *in;
 
+	if (is_tagged(skb)) {
+		count(&takt_counters, OTHER_PASSED);
+		return false;
+	}
 	switch (take(skb, &takt_others, share)) {
 	case TAKEN:
 		count(&takt_counters, OTHER_TAKEN);

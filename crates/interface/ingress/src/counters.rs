@@ -6,10 +6,9 @@ use takt::Outcome;
 use takt::unserved;
 
 /// Names of what the program that takes counts, in the order of `enum counter` of `bpf/takt_veth.bpf.c`.
-pub(crate) const PROGRAM_COUNTERS: [&str; 9] = [
+pub(crate) const PROGRAM_COUNTERS: [&str; 8] = [
     "taken",
     "untimed",
-    "vlan-tag",
     "segmented",
     "too-long",
     "no-room",
@@ -18,15 +17,11 @@ pub(crate) const PROGRAM_COUNTERS: [&str; 9] = [
     "other-dropped",
 ];
 /// Where those of them begin that are of what has no launch time and is taken as well.
-pub(crate) const OTHERS: usize = 6;
+pub(crate) const OTHERS: usize = 5;
 /// Where in them is what has a launch time and was passed on, with the reason that the runtime is told
 /// ([`unserved::NAMES`]).
-pub(crate) const PASSED: [(usize, &str); 4] = [
-    (2, "vlan-tag"),
-    (3, "socket-option"),
-    (4, "malformed"),
-    (5, "no-runtime"),
-];
+pub(crate) const PASSED: [(usize, &str); 3] =
+    [(2, "socket-option"), (3, "malformed"), (4, "no-runtime")];
 
 /// Names of what the program at the pod's end counts, in the order of `enum realtime` there.
 pub(crate) const REALTIME_COUNTERS: [&str; 2] = ["realtime", "realtime-not-ip"];
@@ -45,7 +40,7 @@ pub(crate) const ALL: u64 = 1;
 pub(crate) const ALL_BUT_TCP: u64 = 2;
 
 /// Names of what the process counts, in the order of its map.
-pub(crate) const READER_COUNTERS: [&str; 12] = [
+pub(crate) const READER_COUNTERS: [&str; 13] = [
     "sent",
     "late",
     "not-scheduled",
@@ -57,10 +52,11 @@ pub(crate) const READER_COUNTERS: [&str; 12] = [
     "station-out-of-reach",
     "foreign-frame",
     "malformed",
+    "vlan-tag",
     "given-back",
 ];
 /// Where the reasons for which the runtime was not given a frame begin, and end.
-const REASONS: std::ops::Range<usize> = 6..11;
+const REASONS: std::ops::Range<usize> = 6..12;
 
 /// Why the runtime was not given a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +66,7 @@ pub(crate) enum Unserved {
     Station,
     Kind,
     Malformed,
+    Tag,
 }
 
 /// What the process counts.
@@ -184,7 +181,8 @@ mod tests {
         let mut counters = Counters::default();
         counters.unserved(Unserved::Source);
         counters.unserved(Unserved::Malformed);
-        let program = [100, 100, 1, 2, 3, 4];
+        counters.unserved(Unserved::Tag);
+        let program = [100, 100, 2, 3, 4];
         let (more, all) = counters.news(&program);
         let named: Vec<_> = unserved::NAMES
             .into_iter()

@@ -77,8 +77,10 @@ impl<'a> Record<'a> {
 pub enum Foreign {
     /// It is not from the endpoint's addresses.
     Source,
-    /// It is of a kind that is the kernel's alone: address resolution, extension headers, a tag, control of the link.
+    /// It is of a kind that is the kernel's alone: address resolution, extension headers, a service tag, control of the link.
     Kind,
+    /// It has the tag of a VLAN that is not the endpoint's.
+    Tag,
     /// It is not what it says, or too long.
     Malformed,
 }
@@ -216,7 +218,7 @@ impl Summary {
         let tag = VlanTag::from_control(u16::from_be_bytes(*control));
         let tag = tag.map_err(|_| Foreign::Malformed)?;
         if !endpoint.vlans.contains(&tag.id()) {
-            return Err(Foreign::Kind);
+            return Err(Foreign::Tag);
         }
         Ok(Self {
             towards: Towards {
@@ -437,7 +439,7 @@ mod tests {
         };
         assert_eq!(of(&changed(11, 7)), Err(Foreign::Source));
         assert_eq!(of(&changed(LINK_HEADER + 15, 7)), Err(Foreign::Source));
-        assert_eq!(of(&changed(12, 0x81)), Err(Foreign::Kind));
+        assert_eq!(of(&changed(12, 0x81)), Err(Foreign::Tag));
         assert_eq!(of(&arp([10, 0, 0, 1])), Err(Foreign::Kind));
         assert_eq!(of(&changed(LINK_HEADER, 0x4f)), Err(Foreign::Malformed));
         let mut six = frame(true, 0, b"x");
@@ -445,7 +447,7 @@ mod tests {
         assert_eq!(of(&six), Err(Foreign::Kind));
         let mut tagged = frame(false, 0, b"x");
         tagged.splice(12..12, [0x81, 0, 0xc0, 7]);
-        assert_eq!(of(&tagged), Err(Foreign::Kind));
+        assert_eq!(of(&tagged), Err(Foreign::Tag));
         let within = Endpoint {
             vlans: vec![7],
             ..endpoint.clone()
@@ -490,7 +492,7 @@ mod tests {
         to_bridges[..6].copy_from_slice(&[1, 0x80, 0xc2, 0, 0, 0]);
         let frames = [
             (frame(false, 0, &[0; 1473]), Foreign::Malformed),
-            (tagged(&[0x81, 0, 0, 7], plain()), Foreign::Kind),
+            (tagged(&[0x81, 0, 0, 7], plain()), Foreign::Tag),
             (
                 tagged(&[0x88, 0xa8, 0, 7, 0x81, 0, 0, 8], plain()),
                 Foreign::Kind,

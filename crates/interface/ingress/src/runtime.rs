@@ -140,6 +140,7 @@ impl Runtime {
         let summary = summary.map_err(|foreign| match foreign {
             Foreign::Source => Unserved::Source,
             Foreign::Kind => Unserved::Kind,
+            Foreign::Tag => Unserved::Tag,
             Foreign::Malformed => Unserved::Malformed,
         })?;
         let towards = self.whole_or_station(summary.towards);

@@ -161,7 +161,7 @@ fn tagged_frames_are_of_the_class_of_their_priority_where_the_vlan_is_the_guests
     };
     vmm.send(0, &[tagged(7), tagged(8)]);
     site.until_guest(0, "sent", 1);
-    site.until_guest(0, "foreign-frame", 1);
+    site.until_guest(0, "vlan-tag", 1);
     let arrival = wire.wait(1)[0];
     assert_eq!(arrival.class, 5);
     device.terminate();

@@ -356,7 +356,7 @@ impl Site {
             "{}[node]\nname = \"h1\"\naddress = \"{}\"\n{}[departure]\ntolerance_us = 1000000\n\
              [admin]\nsocket = \"DIR/admin.sock\"\n\
              [[listener]]\npath = \"DIR/pod.sock\"\nidentity = \"pod\"\nclasses = [0, 3, 5]\n\
-             [listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{}/{}\", \"{}/64\"]\n\
+             [listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{}/{}\", \"{}/64\"]\nvlans = [9]\n\
              [[listener]]\npath = \"DIR/guest.sock\"\nidentity = \"guest\"\nclasses = [0, 3, 5]\n\
              [listener.endpoint]\nnetwork = \"pods\"\nmac = \"{}\"\naddresses = [\"{GUEST}/{}\"]\nvlans = [7]\n\
              [[network]]\nname = \"pods\"\ncarrier = \"vxlan:{OVERLAY_ID}\"\nfollow = \"{OVERLAY_DEVICE}\"\n\
