@@ -156,7 +156,8 @@ fn launch_at(work: &Work, channel: ChannelId, off: i64) {
             };
             let _ = source.emit_at(buffer, instant.saturating_add_nanos(off));
         }
-        while next_instant() <= instant && work.on() {
+        // What is more than the node can send would keep all lower classes of its own tenant waiting for good.
+        while (next_instant() <= instant || source.pending() > 0) && work.on() {
             // Done is what has arrived.
             if sink.consume(Wait::Never).is_ok() {
                 work.did();
