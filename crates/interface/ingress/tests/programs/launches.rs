@@ -1,7 +1,6 @@
 //! Launch times that are kept.
 
 use takt_testing::until;
-use takt_wire::ethernet::MacAddress;
 
 use super::guest;
 use super::support::{Cgroup, DEVICE, Site, ended_well, go_talker, refused, static_talker};
@@ -70,26 +69,17 @@ fn programs_that_cannot_be_preloaded_have_their_launch_times_by_either_clock_and
 }
 
 #[test]
-fn what_a_vlan_device_sends_is_of_its_priority_where_the_policy_has_its_vlan() {
+fn frames_with_a_tag_are_of_its_priority_where_the_policy_has_its_vlan() {
     let site = Site::bridged();
     let wire = site.capture();
+    let to = site.addresses()[0];
+    // The pod knows its neighbour.
+    ended_well(site.talker(&static_talker(), "none", to, 1, "0").output());
+    wire.wait(1);
     let attached = site.attach(&["--required"]);
-    let station = MacAddress(site.there().mac());
-    for vlan in [9, 10] {
-        let beyond = format!("10.99.{vlan}.1");
-        let script = format!(
-            "ip link add link eth0 name eth0.{vlan} up type vlan id {vlan} egress-qos-map 0:5 && \
-             ip route add {beyond} dev eth0.{vlan} src {} && \
-             ip neighbour add {beyond} lladdr {station} dev eth0.{vlan}",
-            site.pod().address()
-        );
-        let mut shell = site.pod().command("sh").expect("the lab is up");
-        ended_well(shell.args(["-c", &script]).output());
-        let to = beyond.parse().expect("an address");
-        ended_well(
-            site.talker(&static_talker(), "tai", to, COUNT, LEAD)
-                .output(),
-        );
+    for what in ["vlan", "own"] {
+        let mut talker = site.talker(&static_talker(), "tai", to, COUNT, LEAD);
+        ended_well(talker.arg(what).output());
     }
     let arrivals = wire.wait(COUNT as usize);
     in_time(&arrivals);

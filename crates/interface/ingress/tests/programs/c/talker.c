@@ -8,7 +8,8 @@
  *   tos=N   IP_TOS, IPV6_TCLASS
  *   prio=N  SO_PRIORITY
  *   forge   a frame with another source address, over a packet socket
- *   vlan    a frame with a VLAN tag, over a packet socket
+ *   vlan    a frame with a VLAN tag, over a packet socket: of VLAN 7, priority 0
+ *   own     the same of VLAN 9, priority 5
  *   arp     a frame of ARP, over a packet socket
  *   short   an IPv4 frame that ends within its header, over a packet socket
  *   gso     eight datagrams in one packet (UDP_SEGMENT)
@@ -86,8 +87,8 @@ static size_t frame_of(uint8_t *frame, const char *what, struct in_addr to, uint
 	pclose(pipe);
 	CHECK(sscanf(text, "%hhx:%hhx:%hhx:%hhx:%hhx:%hhx", at, at + 1, at + 2, at + 3, at + 4, at + 5) == 6);
 	at += 12;
-	if (strcmp(what, "vlan") == 0) {
-		memcpy(at, "\x81\x00\x00\x07", 4);
+	if (strcmp(what, "vlan") == 0 || strcmp(what, "own") == 0) {
+		memcpy(at, *what == 'o' ? "\x81\x00\xa0\x09" : "\x81\x00\x00\x07", 4);
 		at += 4;
 	}
 	if (strcmp(what, "arp") == 0) {
@@ -131,7 +132,8 @@ int main(int count, char **arguments)
 	CHECK(is_four || inet_pton(AF_INET6, arguments[2], &six.sin6_addr) == 1);
 	int packets = atoi(arguments[4]);
 	int64_t period = atoll(arguments[5]) * 1000, lead = atoll(arguments[6]) * 1000;
-	int raw = !strcmp(what, "forge") || !strcmp(what, "vlan") || !strcmp(what, "arp") || !strcmp(what, "short");
+	int raw = !strcmp(what, "forge") || !strcmp(what, "vlan") || !strcmp(what, "own") || !strcmp(what, "arp") ||
+		  !strcmp(what, "short");
 
 	int fd = raw ? socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL)) : socket(is_four ? AF_INET : AF_INET6, SOCK_DGRAM, 0);
 	CHECK(fd >= 0);
