@@ -331,7 +331,7 @@ fn whatever_a_hostile_tenant_and_a_forging_host_do_nobody_else_loses_anything() 
     assert!(!log.contains('\u{1b}'), "a name reached the log as it was");
     // Each tenant 50 at once and 2 a second, each with one that says how many were left out; and what is nobody's.
     let lines = log.lines().count() as u64;
-    let most = 3 * 2 * (50 + 2 * begun.elapsed().as_secs()) + 1000;
+    let most = 3 * 2 * (50 + 2 * begun.elapsed().as_secs()) + 200;
     assert!(lines < most, "{lines} lines: the log was flooded");
     let forged = log.lines().filter(|line| line.contains("forged")).count();
     assert!(forged < 1000, "strangers wrote {forged} lines");

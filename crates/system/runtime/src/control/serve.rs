@@ -717,7 +717,7 @@ impl Control {
             session.charge.end_session();
             self.lanes[session.lane].sessions -= 1;
             let abandoned = session.counters.abandoned.get();
-            if abandoned > 0 {
+            if abandoned > 0 && self.may_log(session.tenant) {
                 tracing::warn!(session = %id, name = %session.name, identity = %session.policy.identity, abandoned, "messages of a session that has ended were given up");
             }
             if session.arena.is_some() {
