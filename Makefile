@@ -6,10 +6,11 @@ FUZZ_SECONDS ?= 5
 # Hosts made of network namespaces and AF_XDP need root.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME,RUSTUP_TOOLCHAIN,PROPTEST_RNG_SEED)
 
-.PHONY: help demo test setup setup-build build datapaths test-datapaths lint-datapaths lint-overhead site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-guests test-cluster test-cluster-machine test-cluster-crio cluster-up cluster-down bench bench-technologies bench-kubernetes install uninstall deb wheel clean
+.PHONY: help demo demo-emulated test setup setup-build build datapaths test-datapaths lint-datapaths lint-overhead site sessions static lint unit docs docs-run docs-links installation e2e adversary kill-test simulate-peering loom fuzz kubernetes test-oracle test-guests test-cluster test-cluster-machine test-cluster-crio cluster-up cluster-down bench bench-technologies bench-kubernetes install uninstall deb wheel clean
 
 help:
 	@echo "make demo     an isochronous talker with Takt beside bare metal and Flannel: a table and a report"
+	@echo "make demo-emulated  the same beside the kernel's own etf and taprio, with a distribution's kernel in an emulated machine in virtual time"
 	@echo "make test     these:"
 	@echo "  lint        formatting and lints"
 	@echo "  unit        tests of single packages, and e2e"
@@ -56,6 +57,11 @@ build: setup-build
 demo: setup-build
 	$(CARGO) build --release -p takt-cli -p takt-preload
 	$(SUDO) target/release/takt demo
+
+# KERNEL, SHIFT, OPTIONS: see scripts/demo-emulated.sh. No root is needed once its packages are there.
+demo-emulated: setup-build
+	$(CARGO) build --release -p takt-cli -p takt-preload
+	scripts/demo-emulated.sh out/demo-emulated
 
 # The compiler of rust-toolchain.toml, fetched where rustup may not do that by itself; not for what builds nothing.
 ifneq ($(filter-out help docs-links site cluster-down install uninstall clean,$(MAKECMDGOALS)),)

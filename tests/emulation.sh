@@ -66,6 +66,18 @@ copy_module() {
     echo "$name"
 }
 
+# with_modules ROOT MODULE...: modules of the kernel and what they need; `lib/modules/order` names them in the order to load them.
+with_modules() {
+    local root=$1
+    shift
+    depmod -b "$unpacked" "$version"
+    for module in "$@"; do
+        modprobe -d "$unpacked" -S "$version" --show-depends "$module" | awk '/^insmod/ { print $2 }'
+    done | awk '!seen[$0]++' | while read -r file; do
+        copy_module "$file" "$root"
+    done >"$root/lib/modules/order"
+}
+
 # pack ROOT FILE: the file system in memory that a machine is started with.
 pack() {
     (cd "$1" && busybox find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) >"$2"

@@ -16,7 +16,6 @@ need modprobe kmod
 install_missing guests
 fetch_kernel guests "$work"
 cp "$unpacked"/boot/vmlinuz-* "$work/vmlinuz"
-depmod -b "$unpacked" "$version"
 
 root=$work/root
 rm -rf "$root"
@@ -30,11 +29,7 @@ for program in takt taktd; do
     strip "$root/bin/$program"
 done
 cc -std=gnu11 -O2 -static -D_GNU_SOURCE -o "$root/bin/talker" "$here/crates/interface/ingress/tests/programs/c/talker.c"
-for module in virtio_pci virtio_net sch_mqprio sch_taprio sch_etf 8021q; do
-    modprobe -d "$unpacked" -S "$version" --show-depends "$module" | awk '/^insmod/ { print $2 }'
-done | awk '!seen[$0]++' | while read -r file; do
-    copy_module "$file" "$root"
-done >"$root/lib/modules/order"
+with_modules "$root" virtio_pci virtio_net sch_mqprio sch_taprio sch_etf 8021q
 cat >"$root/init" <<'INIT'
 #!/bin/busybox sh
 export PATH=/bin:/sbin HOME=/ PS1= PS2= ENV=/etc/profile

@@ -11,9 +11,10 @@ use crate::failure::Failure;
 ///
 /// Two hosts on this machine with containers in a Flannel network: a bridge, a routed subnet and a VXLAN on each. The
 /// talker of kubernetsn-icc2023 sends a datagram in every millisecond: on bare metal and over Flannel, sleeping and
-/// spinning; on bare metal with strict priority; and unchanged from a container under Takt's preload and an
-/// IEEE 802.1Qbv schedule; each alone and beside a flow that offers 120 % of the link. Prints one table of what reached the
-/// listener and one of what left, captured at the other end of the cable, and writes a page with plots. Needs root.
+/// spinning; on bare metal with strict priority; over both with the kernel's own etf and taprio, where there are any; and
+/// unchanged from a container under Takt's preload and an IEEE 802.1Qbv schedule; each alone and beside a flow that offers
+/// 120 % of the link. Prints one table of what reached the listener and one of what left, captured at the other end of the
+/// cable, and writes a page with plots. Needs root.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Demo {

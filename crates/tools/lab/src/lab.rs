@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use crate::config::{ENCAPSULATION, LabConfig, Overlay};
 use crate::host::{Host, INTERFACE, switch_of};
@@ -19,6 +20,32 @@ pub const OVERLAY_DEVICE: &str = "vxlan42";
 const QUEUE_MS: u64 = 10;
 /// The bridge that the containers of a host are plugged into.
 const OVERLAY_BRIDGE: &str = "cni0";
+
+/// How a host's kernel queues what it sends on its cable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queues {
+    /// One queue for all.
+    One,
+    /// Two, as the switch has them with [`LabConfig::priorities`].
+    ByPriority,
+    /// Two with gates, which the kernel keeps itself; needs two [`LabConfig::queues`]. They hold nothing to the rate: taprio
+    /// calls a queue below it in a way that only those without a rate understand.
+    Gated(Gates),
+}
+
+/// Gates of the kernel's (taprio): a window for one priority, of which each packet leaves at its launch time (etf), and the rest
+/// of each cycle for all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gates {
+    /// `SO_PRIORITY` of those packets, 0 to 15. One without a launch time of `CLOCK_TAI` is lost.
+    pub priority: u8,
+    /// Their window, from the beginning of each cycle on.
+    pub window: Duration,
+    /// From one window to the next; cycles are counted from the beginning of `CLOCK_TAI`.
+    pub cycle: Duration,
+    /// How far ahead of its launch time a packet leaves, 2 s at most: the device is to hold it. What is late is lost.
+    pub ahead: Duration,
+}
 
 /// Some hosts in network namespaces, joined by a cable or a bridge.
 ///
@@ -460,19 +487,23 @@ impl Lab {
         Ok(ingress.map(|queueing| queueing.drops).sum())
     }
 
-    /// Gives a host's end of its cable two queues, as the switch has them with [`LabConfig::priorities`], or one again: what
-    /// its kernel sends passes them. Nothing without a rate.
+    /// Gives a host's end of its cable other queues: what its kernel sends passes them. Nothing without a rate.
     ///
     /// # Errors
-    /// When the lab is down, or without CAP_NET_ADMIN.
-    pub fn set_queues(&self, host: usize, by_priority: bool) -> Result<(), LabError> {
+    /// When the lab is down, without CAP_NET_ADMIN, or when the kernel has no such queues.
+    pub fn set_queues(&self, host: usize, queues: Queues) -> Result<(), LabError> {
         let Some(rate) = self.config.rate else {
             return Ok(());
         };
         let end = End::of(&self.hosts[host]);
-        match by_priority {
-            true => queue_by_priority(end, rate),
-            false => limit_rate(end, rate, self.config.mtu),
+        match queues {
+            Queues::One => limit_rate(end, rate, self.config.mtu),
+            Queues::ByPriority => queue_by_priority(end, rate),
+            Queues::Gated(gates) => {
+                // What has an etf already refuses another one.
+                limit_rate(end, rate, self.config.mtu)?;
+                keep_gates(end, &gates)
+            }
         }
     }
 
@@ -735,6 +766,44 @@ fn queue_by_priority(end: End<'_>, rate: u64) -> Result<(), LabError> {
     ])
 }
 
+/// Gives `end` gates.
+fn keep_gates(end: End<'_>, gates: &Gates) -> Result<(), LabError> {
+    let purpose = format!("give {} of {} gates", end.interface, end.namespace);
+    let [taprio, etf] = gate_commands(end.interface, gates);
+    // Linux 6.1 stops the gates when a queue below them becomes another one: they are started again.
+    for command in [&taprio, &etf, &taprio] {
+        let words: Vec<&str> = ["-n", end.namespace]
+            .into_iter()
+            .chain(command.split_whitespace())
+            .collect();
+        tc(&purpose, &words)?;
+    }
+    Ok(())
+}
+
+/// What `tc` is told: of the gates, and of launch times behind that of the priority.
+fn gate_commands(device: &str, gates: &Gates) -> [String; 2] {
+    let classes: Vec<&str> = (0..16)
+        .map(|priority| match priority == gates.priority {
+            true => "1",
+            false => "0",
+        })
+        .collect();
+    let window = gates.window.as_nanos();
+    [
+        format!(
+            "qdisc replace dev {device} root handle 100: taprio num_tc 2 map {} queues 1@0 1@1 base-time 0 \
+             sched-entry S 2 {window} sched-entry S 1 {} clockid CLOCK_TAI",
+            classes.join(" "),
+            gates.cycle.as_nanos() - window,
+        ),
+        format!(
+            "qdisc replace dev {device} parent 100:2 etf clockid CLOCK_TAI delta {}",
+            gates.ahead.as_nanos()
+        ),
+    ]
+}
+
 /// Removes scratch labs whose process is gone. Failing is no reason not to make another lab.
 fn remove_orphans() {
     for name in record::names().unwrap_or_default() {
@@ -751,6 +820,28 @@ fn remove_orphans() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gates_are_for_one_priority_and_for_all_others() {
+        let [taprio, etf] = gate_commands(
+            "eth0",
+            &Gates {
+                priority: 6,
+                window: Duration::from_micros(250),
+                cycle: Duration::from_millis(1),
+                ahead: Duration::from_secs(1),
+            },
+        );
+        assert_eq!(
+            taprio,
+            "qdisc replace dev eth0 root handle 100: taprio num_tc 2 map 0 0 0 0 0 0 1 0 0 0 0 0 0 0 0 0 \
+             queues 1@0 1@1 base-time 0 sched-entry S 2 250000 sched-entry S 1 750000 clockid CLOCK_TAI"
+        );
+        assert_eq!(
+            etf,
+            "qdisc replace dev eth0 parent 100:2 etf clockid CLOCK_TAI delta 1000000000"
+        );
+    }
 
     #[test]
     fn a_name_that_could_escape_a_path_or_confuse_a_command_is_refused() {

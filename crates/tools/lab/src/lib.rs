@@ -37,6 +37,6 @@ pub use capture::{Capture, Captured, HEAD};
 pub use config::{LabConfig, Network, Overlay, ParseNetworkError, Wiring};
 pub use error::LabError;
 pub use host::{Host, LinkState};
-pub use lab::{Lab, OVERLAY_DEVICE, OVERLAY_ID};
+pub use lab::{Gates, Lab, OVERLAY_DEVICE, OVERLAY_ID, Queues};
 pub use namespace::Inside;
 pub use record::RECORDS;

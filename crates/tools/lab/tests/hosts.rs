@@ -4,7 +4,9 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::path::Path;
 use std::time::Duration;
 
-use takt_lab::{Capture, Host, Lab, LabConfig, LabError, LinkState, Overlay, RECORDS, Wiring};
+use takt_lab::{
+    Capture, Host, Lab, LabConfig, LabError, LinkState, Overlay, Queues, RECORDS, Wiring,
+};
 
 /// Long enough that only a link that carries nothing runs into it.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -434,12 +436,12 @@ fn what_a_host_sends_is_captured_at_the_far_end_of_its_cable_in_a_vxlan_or_not()
     })
     .unwrap();
     let capture = Capture::sent_by(lab.host(0), 7).unwrap();
-    for (by_priority, near, far) in [
-        (false, lab.host(0), lab.host(1)),
-        (true, lab.container(0, 0), lab.container(1, 0)),
-        (false, lab.container(0, 0), lab.container(1, 0)),
+    for (queues, near, far) in [
+        (Queues::One, lab.host(0), lab.host(1)),
+        (Queues::ByPriority, lab.container(0, 0), lab.container(1, 0)),
+        (Queues::One, lab.container(0, 0), lab.container(1, 0)),
     ] {
-        lab.set_queues(0, by_priority).unwrap();
+        lab.set_queues(0, queues).unwrap();
         let (near, far) = (socket_of(near), socket_of(far));
         let other = (far.local_addr().unwrap().ip(), 9);
         near.send_to(b"for another port", other).unwrap();

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use takt_lab::{Capture, Host, Lab, LabConfig, OVERLAY_DEVICE, OVERLAY_ID, Overlay, Wiring};
+use takt_lab::{
+    Capture, Gates, Host, Lab, LabConfig, OVERLAY_DEVICE, OVERLAY_ID, Overlay, Queues, Wiring,
+};
 
 use super::listener::Heard;
 use super::sys;
@@ -24,6 +26,11 @@ const LANE_PRIORITY: u8 = 50;
 const RATE: u64 = 1_000_000_000;
 /// What is late is sent, and measured: dropped, it would not be in the figures.
 const TOLERANCE_US: u32 = 1_000_000;
+/// How far ahead of the time that a packet names a kernel's etf has it leave, microseconds, and how much later than meant that is. What is late
+/// is sent here, too; and a microsecond more, for taprio takes what names the very beginning of a window for outside of it.
+const AHEAD_US: u32 = TOLERANCE_US + 1;
+/// Queues of links whose gates a kernel keeps: one for the talker's class, one for all others.
+pub const GATED_QUEUES: u32 = 2;
 /// Datagrams at the beginning of a run that are not measured.
 pub const WARM_UP: u32 = 50;
 
@@ -37,22 +44,30 @@ pub enum Way {
     /// The same, and the host's link has two queues, of which the talker's is served first (HTB): the best queueing that the
     /// kernel has for it.
     BarePriority,
+    /// Host to host: the talker sleeps and hands over ahead, with launch times, which the kernel's own etf keeps, below a taprio
+    /// with the gates of [`schedule`].
+    BareEtf,
     /// Container to container over the kernel's bridges, routes and VXLAN, as Flannel builds them; the talker sleeps.
     OverlaySleeping,
     /// The same, but the talker spins.
     OverlaySpinning,
+    /// The same talker and queues as with [`BareEtf`](Self::BareEtf), from container to container: whether the launch times
+    /// come as far as the host's link.
+    OverlayEtf,
     /// Container to container: the talker sleeps and hands over ahead, with launch times, under Takt's preload.
     Takt,
 }
 
 impl Way {
     /// All of them, in the order in which they are told.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::BareSleeping,
         Self::BareSpinning,
         Self::BarePriority,
+        Self::BareEtf,
         Self::OverlaySleeping,
         Self::OverlaySpinning,
+        Self::OverlayEtf,
         Self::Takt,
     ];
 
@@ -62,8 +77,10 @@ impl Way {
             Self::BareSleeping => "bare metal, sleeping",
             Self::BareSpinning => "bare metal, spinning",
             Self::BarePriority => "bare metal, spinning, HTB",
+            Self::BareEtf => "bare metal, etf, taprio",
             Self::OverlaySleeping => "Flannel, sleeping",
             Self::OverlaySpinning => "Flannel, spinning",
+            Self::OverlayEtf => "Flannel, etf, taprio",
             Self::Takt => "Flannel with Takt",
         }
     }
@@ -71,15 +88,29 @@ impl Way {
     fn is_bare(self) -> bool {
         matches!(
             self,
-            Self::BareSleeping | Self::BareSpinning | Self::BarePriority
+            Self::BareSleeping | Self::BareSpinning | Self::BarePriority | Self::BareEtf
         )
+    }
+
+    /// Whether it is only where the kernel has etf and taprio, and links with [`GATED_QUEUES`].
+    pub fn is_gated_by_kernel(self) -> bool {
+        matches!(self, Self::BareEtf | Self::OverlayEtf)
     }
 
     fn talker(self) -> &'static str {
         match self {
             Self::BareSleeping | Self::OverlaySleeping => "sleep",
             Self::BareSpinning | Self::BarePriority | Self::OverlaySpinning => "spin",
-            Self::Takt => "launch",
+            Self::BareEtf | Self::OverlayEtf | Self::Takt => "launch",
+        }
+    }
+
+    /// Of the talker's host.
+    fn queues(self, period: Duration) -> Queues {
+        match self {
+            Self::BarePriority => Queues::ByPriority,
+            Self::BareEtf | Self::OverlayEtf => Queues::Gated(gates(period)),
+            _ => Queues::One,
         }
     }
 }
@@ -183,7 +214,7 @@ pub fn run(
         true => (lab.host(0), lab.host(1)),
         false => (lab.container(0, 0), lab.container(1, 0)),
     };
-    lab.set_queues(0, way == Way::BarePriority)?;
+    lab.set_queues(0, way.queues(flow.period))?;
     let daemon = match way {
         Way::Takt => Some(node(takt, lab, 1, cores.0, &scratch, Some(flow.period))?),
         _ => None,
@@ -236,6 +267,9 @@ pub fn run(
     ]);
     talker.args(["--period-us", &period, "--count", &count]);
     talker.args(["--mode", way.talker()]);
+    if way.is_gated_by_kernel() {
+        talker.args(["--later-us", &AHEAD_US.to_string()]);
+    }
     talker.args(["--core", &cores.0.to_string()]);
     let capture = Capture::sent_by(lab.host(0), LISTENER_PORT)?;
     let stolen = machine::stolen().map_err(TaktError::io("read /proc/stat"))?;
@@ -283,12 +317,29 @@ fn counted(takt: &Takt, scratch: &Scratch) -> Result<u64, TaktError> {
     })
 }
 
+/// How much of each period is the talker's class's alone.
+fn window(period: Duration) -> Duration {
+    period / 4
+}
+
+/// The gates that a kernel keeps for the talker: those of [`schedule`].
+#[must_use]
+pub fn gates(period: Duration) -> Gates {
+    Gates {
+        priority: talker::CLASS,
+        window: window(period),
+        cycle: period,
+        ahead: Duration::from_micros(AHEAD_US.into()),
+    }
+}
+
 /// The schedule that the runtime keeps for the talker: a quarter of each period for its class alone, the rest for all
 /// others (IEEE 802.1Qbv).
 #[must_use]
 pub fn schedule(period: Duration) -> String {
+    let own = window(period).as_nanos();
     let period = period.as_nanos();
-    let (own, rest) = (period / 4, period - period / 4);
+    let rest = period - own;
     let class = talker::CLASS;
     let others: Vec<String> = (0..8u8)
         .filter(|other| *other != class)
@@ -390,4 +441,42 @@ pub(super) fn introduce(near: &Host, far: &Host) -> Result<(), TaktError> {
     greet().map_err(TaktError::io("greet the listener's host"))?;
     std::thread::sleep(Duration::from_millis(20));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_and_the_runtime_keep_the_same_gates() {
+        let period = Duration::from_micros(1000);
+        let gates = gates(period);
+        assert_eq!(gates.cycle, period);
+        let rest = gates.cycle - gates.window;
+        let entries = [
+            format!(
+                "gates = [{}]\ninterval = \"{}ns\"",
+                gates.priority,
+                gates.window.as_nanos()
+            ),
+            format!(
+                "gates = [0, 1, 2, 3, 4, 5, 7]\ninterval = \"{}ns\"",
+                rest.as_nanos()
+            ),
+        ];
+        let schedule = schedule(period);
+        let places = entries.map(|entry| schedule.find(&entry));
+        assert!(places[0].is_some() && places[0] < places[1], "{schedule}");
+    }
+
+    #[test]
+    fn launch_times_are_for_takt_and_for_kernels_that_keep_them() {
+        let period = Duration::from_millis(1);
+        for way in Way::ALL {
+            let launch = way.talker() == "launch";
+            assert_eq!(launch, way.is_gated_by_kernel() || way == Way::Takt);
+            let gated = matches!(way.queues(period), Queues::Gated(_));
+            assert_eq!(gated, way.is_gated_by_kernel());
+        }
+    }
 }

@@ -53,6 +53,10 @@ pub struct Options {
     /// How instants are met
     #[arg(long, value_enum)]
     pub mode: Mode,
+    /// Microseconds by which the launch times that are named are later than those that are meant: as much as etf has a datagram
+    /// leave ahead
+    #[arg(long, default_value_t = 0)]
+    pub later_us: u32,
     /// Traffic class to ask of the network, and its class selector as DSCP (RFC 2474)
     #[arg(long, default_value_t = CLASS, value_parser = clap::value_parser!(u8).range(0..8))]
     pub class: u8,
@@ -106,6 +110,7 @@ pub fn run(options: &Options) -> io::Result<Sent> {
         Mode::Launch => period / 2,
     };
     let offset = sys::tai_offset_ns();
+    let later = i64::from(options.later_us) * 1000;
     let phase = i64::from(options.phase_us) * 1000;
     let start = (now_ns(libc::CLOCK_TAI) + PAUSE_NS).div_euclid(period) * period + phase;
     let mut payload = vec![0; options.size.max(LEAST_SIZE)];
@@ -137,7 +142,7 @@ pub fn run(options: &Options) -> io::Result<Sent> {
                 std::hint::spin_loop();
             }
         }
-        let time = (launch as u64).to_ne_bytes();
+        let time = ((launch + later) as u64).to_ne_bytes();
         let control = (libc::SOL_SOCKET, libc::SCM_TXTIME, &time[..]);
         let control = (options.mode == Mode::Launch).then_some(control);
         match sys::send(&socket, &payload, control) {

@@ -147,6 +147,16 @@ impl TwoCores {
         }
     }
 
+    /// The first that this process may use, for both.
+    pub fn one() -> Result<Self, BenchError> {
+        let cores = usable_cores().map_err(machine("ask which cores may be used"))?;
+        let only = cores.first().copied().ok_or(BenchError::Cores(0))?;
+        Ok(Self {
+            near: only,
+            far: only,
+        })
+    }
+
     /// Two hosts, or one twice, with a core for each side.
     pub fn pair<'a>(self, near: &'a Host, far: &'a Host) -> Pair<'a> {
         Pair {

@@ -10,7 +10,7 @@ use takt_bench::experiment::{Experiment, Round, Sample, Variant};
 use takt_bench::isochronous::run::{self, Flow, Run, Way};
 use takt_bench::statistics::{Latencies, Percentiles};
 use takt_bench::takt::Takt;
-use takt_lab::Lab;
+use takt_lab::{Lab, LabConfig, Queues};
 
 use super::common::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
 use crate::output::{Align, table};
@@ -19,8 +19,14 @@ use crate::preload;
 /// Best effort offered, of the link's rate.
 const OVERLOAD: f64 = 1.2;
 
+const HELP: &str = "\
+The ways, of which --only chooses some: bare metal, sleeping; bare metal, spinning; bare metal, spinning, HTB; bare metal, etf, taprio; \
+Flannel, sleeping; Flannel, spinning; Flannel, etf, taprio; Flannel with Takt. Those with etf, launch times that the kernel keeps below \
+gates that it keeps, are left out where it has no sch_etf or sch_taprio (`make demo-emulated` brings such a kernel).";
+
 /// What to measure.
 #[derive(Debug, Args)]
+#[command(after_help = HELP)]
 pub struct Isochronous {
     /// Payload sizes, bytes
     #[arg(long, value_name = "BYTES", value_delimiter = ',', default_values_t = [64, 256, 1024], value_parser = clap::value_parser!(u32).range(12..=1400))]
@@ -41,9 +47,15 @@ pub struct Isochronous {
     /// times, and none is lost; such as 400us
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     budget: Option<Duration>,
+    /// This machine is emulated, and its time is that of the instructions that it executes: say so in tables and report, and do
+    /// with one core, which then serves all in turns
+    #[arg(long)]
+    virtual_time: bool,
     #[command(flatten)]
     common: Common,
 }
+
+const TITLE: &str = "Isochronous talker and listener";
 
 const METHOD: &str = "\
 Two hosts joined by a link with a rate (a switch with two queues; each host's own queue is the kernel's, one for all); on each a \
@@ -54,11 +66,20 @@ which the frame is at the other end of the cable of the talker's host, by the st
 clock and the same place. What the talker is told of its departures (SO_TIMESTAMPING) stands beside it. Sleeping talkers \
 sleep until each instant and send; spinning ones wake 250 µs before it and keep the core busy until it: what this machine can \
 do at best. With HTB the talker's host has two queues as the switch has them, strict priority by DSCP: the best that the \
-kernel has for bare metal. All programs run as root, and containers are network namespaces. With Takt the same program hands its datagrams over half a period ahead \
+kernel has for bare metal without launch times. With etf the talker sleeps and hands over half a period ahead with SO_TXTIME to the kernel's own etf, below a \
+taprio with Takt's schedule; such queues hold nothing to the link's rate, the switch does. All programs run as root, and containers are network namespaces. With Takt the same program hands its datagrams over half a period ahead \
 with SO_TXTIME, under the preload, and the runtime keeps an IEEE 802.1Qbv schedule for them: a quarter of each period is class \
 6's alone. Everything from its host's link on is the kernel's. Flannel's VXLAN passes no DSCP on, so that the switch serves it with \
 best effort; Takt's frames and bare metal have their class there. Talker, lane and listener are real-time threads on one core. \
 Beside best effort: a flow that offers 120 % of the link's rate in 56 KB trains, from another container, on the other core.";
+
+/// What figures of an emulated machine are called.
+const VIRTUAL_TIME: &str = "emulated, virtual time";
+
+/// What they mean.
+const VIRTUAL_METHOD: &str = "\
+Emulated, in virtual time: this machine's clock counts the instructions that it executes, on one core, and nothing else. Figures \
+say how many instructions lie between two events, and who waits for whom; no cache, no memory, no other core and no bus takes time.";
 
 /// Runs by payload size, load, way and round.
 type AllRuns = HashMap<(u32, bool, &'static str, u32), Run>;
@@ -99,6 +120,7 @@ impl Isochronous {
             full,
             rate: 1_000_000_000,
             budget: None,
+            virtual_time: false,
             common,
         }
     }
@@ -110,33 +132,38 @@ impl Isochronous {
             self.common.rounds = 1;
         }
         seconds(self.seconds)?;
-        let cores = TwoCores::choose()?;
+        let cores = match self.virtual_time {
+            true => TwoCores::one(),
+            false => TwoCores::choose(),
+        }?;
         let takt = Takt::this_program()?;
         preload::library().map_err(|error| BenchError::NoPreload(error.to_string()))?;
-        let lab = hosts(&run::lab(self.rate))?;
-        let mut measurement = Measurement::begin(
-            &self.common,
-            "isochronous",
-            "Isochronous talker and listener",
-            METHOD,
-        )?;
+        let (lab, ways) = self.hosts()?;
+        let (title, method) = match self.virtual_time {
+            true => (
+                format!("{TITLE} ({VIRTUAL_TIME})"),
+                format!("{VIRTUAL_METHOD}\n\n{METHOD}"),
+            ),
+            false => (TITLE.to_owned(), METHOD.to_owned()),
+        };
+        let mut measurement = Measurement::begin(&self.common, "isochronous", &title, &method)?;
         let runs = Runs::default();
         let progress = Rc::new(Progress {
             begun: Instant::now(),
             done: Cell::new(0),
-            all: 2 * self.sizes.len() * Way::ALL.len() * self.common.rounds as usize,
+            all: 2 * self.sizes.len() * ways.len() * self.common.rounds as usize,
             shown: self.common.quiet,
         });
         for loaded in [false, true] {
             for &size in &self.sizes {
                 let cores = (cores.near, cores.far);
-                let place = (&takt, &lab, cores);
+                let place = (&takt, &lab, cores, &ways[..]);
                 self.measure(&mut measurement, place, (size, loaded), &progress, &runs)?;
             }
         }
         let runs = runs.borrow();
         if !self.common.json {
-            println!("{}", self.summary(&runs));
+            println!("{}", self.summary(&runs, &ways));
         }
         if let Some(headline) = self.headline(&runs) {
             if !self.common.json {
@@ -154,6 +181,28 @@ impl Isochronous {
             true => Ok(()),
             false => Err(BenchError::Budget(over.join("; "))),
         }
+    }
+
+    /// The hosts, and the ways that their kernel has.
+    fn hosts(&self) -> Result<(Lab, Vec<Way>), BenchError> {
+        let config = run::lab(self.rate);
+        let lab = hosts(&LabConfig {
+            queues: run::GATED_QUEUES,
+            ..config.clone()
+        })?;
+        let gates = run::gates(self.period());
+        let Err(error) = lab.set_queues(0, Queues::Gated(gates)) else {
+            return Ok((lab, Way::ALL.to_vec()));
+        };
+        eprintln!("the kernel's own etf and taprio are left out: {error}");
+        drop(lab);
+        // As they are for everybody: links of one queue.
+        let ways = Way::ALL.into_iter().filter(|way| !way.is_gated_by_kernel());
+        Ok((hosts(&config)?, ways.collect()))
+    }
+
+    fn period(&self) -> Duration {
+        Duration::from_micros(self.period_us.into())
     }
 
     /// How much of a budget each way needs, and where Takt needs more than there is.
@@ -202,12 +251,12 @@ impl Isochronous {
     fn measure(
         &self,
         measurement: &mut Measurement<'_>,
-        (takt, lab, cores): (&Takt, &Lab, (usize, usize)),
+        (takt, lab, cores, ways): (&Takt, &Lab, (usize, usize), &[Way]),
         (size, loaded): (u32, bool),
         progress: &Rc<Progress>,
         runs: &Runs,
     ) -> Result<(), BenchError> {
-        let period = Duration::from_micros(self.period_us.into());
+        let period = self.period();
         let flow = Flow {
             size: size as usize,
             period,
@@ -218,14 +267,18 @@ impl Isochronous {
             },
         };
         let setting = format!(
-            "{size} B, {}",
+            "{size} B, {}{}",
             if loaded {
                 "beside best effort"
             } else {
                 "alone"
+            },
+            match self.virtual_time {
+                true => format!(" ({VIRTUAL_TIME})"),
+                false => String::new(),
             }
         );
-        let variants = Way::ALL.map(|way| {
+        let variants = ways.iter().map(|&way| {
             let (runs, progress, setting) = (runs.clone(), progress.clone(), setting.clone());
             Variant::new(way.name(), move |round: &Round| {
                 let run = run::run(takt, lab, way, &flow, cores);
@@ -237,15 +290,15 @@ impl Isochronous {
                 Ok(sample)
             })
         });
-        let experiment = |name: &str, variants: [_; Way::ALL.len()]| Experiment {
+        let experiment = |name: &str, variants| Experiment {
             name: name.into(),
             setting: setting.clone(),
             method: String::new(),
             rounds: self.common.rounds,
             baseline: Some(Way::OverlaySleeping.name().into()),
-            variants: variants.into(),
+            variants,
         };
-        measurement.run(experiment("End-to-end latency", variants))?;
+        measurement.run(experiment("End-to-end latency", variants.collect()))?;
         // The same runs, seen from other sides.
         for (name, part) in [
             (
@@ -257,7 +310,7 @@ impl Isochronous {
             }),
             ("Absolute jitter", |run| &run.heard.jitter),
         ] {
-            let variants = Way::ALL.map(|way| {
+            let variants = ways.iter().map(|&way| {
                 let runs = runs.clone();
                 Variant::new(way.name(), move |round: &Round| {
                     let key = (size, loaded, way.name(), round.index);
@@ -266,7 +319,7 @@ impl Isochronous {
                     Ok(part(run).clone().into())
                 })
             });
-            measurement.run(experiment(name, variants))?;
+            measurement.run(experiment(name, variants.collect()))?;
         }
         Ok(())
     }
@@ -291,7 +344,7 @@ impl Isochronous {
     }
 
     /// One table of a screen for each side.
-    fn summary(&self, runs: &AllRuns) -> String {
+    fn summary(&self, runs: &AllRuns, ways: &[Way]) -> String {
         let columns = |title| {
             [
                 (title, Align::Left),
@@ -309,7 +362,11 @@ impl Isochronous {
             ns if ns < 1e6 => format!("{:.1}", ns / 1e3),
             ns => format!("{:.0}", ns / 1e3),
         };
-        let mut text = format!(
+        let mut text = match self.virtual_time {
+            true => "EMULATED, VIRTUAL TIME: a clock of instructions, on one core.\n".to_owned(),
+            false => String::new(),
+        };
+        text += &format!(
             "A datagram every {period} µs, in µs after its launch time: at its listener, and at the far end\n\
              of the cable that its host sends on. ALONE and LOADED (beside best effort of\n\
              120 % of the link): the median; RATIO: of the p99.\n\
@@ -317,14 +374,15 @@ impl Isochronous {
              {period} µs, all other classes in the rest.\n\n",
             period = self.period_us,
         );
-        for (title, part) in [
+        for (title, part, early) in [
             (
                 "LATENCY",
                 (|run| &run.heard.latency) as fn(&Run) -> &Latencies,
+                (|run| run.heard.early) as fn(&Run) -> u32,
             ),
-            ("DEPARTURE", |run| &run.wire.departure),
+            ("DEPARTURE", |run| &run.wire.departure, |run| run.wire.early),
         ] {
-            let rows = Way::ALL.map(|way| {
+            let rows = ways.iter().map(|&way| {
                 let mut row = vec![way.name().to_owned()];
                 let figures = [false, true].map(|loaded| {
                     let lost: u32 = Self::of(runs, loaded, way)
@@ -346,7 +404,18 @@ impl Isochronous {
                 });
                 row
             });
-            text += &table(&columns(title), rows.to_vec());
+            text += &table(&columns(title), rows.collect());
+            for &way in ways {
+                let early =
+                    [false, true].map(|loaded| Self::of(runs, loaded, way).map(early).sum::<u32>());
+                if early != [0, 0] {
+                    let [alone, loaded] = early;
+                    text += &format!(
+                        "Too early, {}: {alone} alone, {loaded} loaded.\n",
+                        way.name()
+                    );
+                }
+            }
             text.push('\n');
         }
         text
@@ -358,9 +427,20 @@ impl Isochronous {
         let latency = |way| Self::percentiles(runs, true, way, |run| &run.heard.latency);
         let (takt, best) = (departure(Way::Takt)?, departure(Way::BarePriority)?);
         let (heard, overlay) = (latency(Way::Takt)?, latency(Way::OverlaySpinning)?);
+        let label = match self.virtual_time {
+            true => "Emulated, in virtual time: ",
+            false => "",
+        };
+        let kernel = departure(Way::BareEtf).map_or_else(String::new, |etf| {
+            format!(
+                "; by the kernel's own etf and taprio: {:.1} and {:.1} µs",
+                etf.p50 / 1e3,
+                etf.p99 / 1e3
+            )
+        });
         Some(format!(
-            "Beside best effort that overloads the link, datagrams from a container with Takt are on the wire {:.1} µs after their launch \
-             times in the median and {:.1} µs at p99 (bare metal that spins, with strict priority: {:.1} and {:.1} µs), and reach their \
+            "{label}Beside best effort that overloads the link, datagrams from a container with Takt are on the wire {:.1} µs after their launch \
+             times in the median and {:.1} µs at p99 (bare metal that spins, with strict priority: {:.1} and {:.1} µs{kernel}), and reach their \
              listener within {:.0} µs at p99 (over Flannel alone, spinning: {:.0} µs).",
             takt.p50 / 1e3,
             takt.p99 / 1e3,
