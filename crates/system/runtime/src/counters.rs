@@ -181,7 +181,7 @@ counters! {
         lost,
         /// Times that its rate limit held a message back.
         throttled,
-        /// Messages that it had emitted when it ended, and that were given up.
+        /// Those of the messages emitted that were not sent wholly when it ended, and were given up.
         abandoned,
         /// Messages with a launch time that have left.
         launched,

@@ -145,8 +145,8 @@ fn what_cannot_be_sent_in_time_is_given_up_and_counted() {
         tenant(runtime.handle(), "stuck").is_some_and(|t| t.ended == 1)
     });
     let counters = tenant(runtime.handle(), "stuck").expect("seen").counters;
-    assert!(counters.abandoned > 0);
-    assert_eq!(counters.emitted + counters.abandoned, 1000);
+    assert_eq!(counters.emitted, 1000);
+    assert!((900..=1000).contains(&counters.abandoned));
 }
 
 #[test]
@@ -167,7 +167,8 @@ fn a_session_that_the_runtime_ends_counts_what_it_had_not_sent() {
         tenant(runtime.handle(), "ended").is_some_and(|t| t.ended == 1)
     });
     let counters = tenant(runtime.handle(), "ended").expect("seen").counters;
-    assert_eq!(counters.emitted + counters.abandoned, 1000);
+    assert_eq!(counters.emitted, 1000);
+    assert!((900..=1000).contains(&counters.abandoned));
 }
 
 #[test]

@@ -821,6 +821,8 @@ impl LaneSession {
             true => self.tx_holders.iter().filter(|&&held| held > 0).count() as u64,
             false => 0,
         };
+        // Those that wait were not counted when they were taken.
+        self.counters.emitted.add(waiting);
         self.counters.abandoned.add(taken + waiting);
     }
 

@@ -582,9 +582,7 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("channel", "received_bytes") => "Payload bytes that arrived from other nodes",
         ("channel", "late") => "Messages that arrived after they had been counted as lost",
         ("tenant", "lost") => "Messages for its sinks that never arrived",
-        ("tenant", "abandoned") => {
-            "Messages that sessions had emitted when they ended, and that were given up"
-        }
+        ("tenant", "abandoned") => "Emitted messages that were given up when their sessions ended",
         ("tenant", "launched") => "Messages with a launch time that have left",
         ("tenant", "launched_late") => {
             "Messages that left later than their launch time and the tolerance"
