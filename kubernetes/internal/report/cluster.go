@@ -68,7 +68,7 @@ func agents(ctx context.Context, client kubernetes.Interface, namespaces []strin
 }
 
 // Cluster asks the agents of the nodes that have pods of a namespace (all: ""), and returns those of them that are time-sensitive,
-// attached, reserved or waiting for gate time, and what is wrong with agents. These are looked for in the namespaces at.
+// attached, reserved or waiting for gate time or for a node with what they claim, and what is wrong with agents. These are looked for in the namespaces at.
 func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.Context, *corev1.Pod) (Node, error), namespace string, at ...string) ([]Pod, []string, error) {
 	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if apierrors.IsForbidden(err) && namespace == "" {
@@ -123,6 +123,10 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 		}
 	}
 	slices.Sort(problems)
+	placeless, err := unplaced(ctx, client, pods.Items)
+	if err != nil {
+		problems = append(problems, err.Error())
+	}
 	found := []Pod{}
 	for _, pod := range pods.Items {
 		one := Pod{Namespace: pod.Namespace, Pod: pod.Name, Node: pod.Spec.NodeName, TimeSensitive: timed(pod.Annotations)}
@@ -146,7 +150,10 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 				}
 			}
 		}
-		if one.TimeSensitive {
+		claims := placeless[pod.Namespace+"/"+pod.Name]
+		if claims != "" {
+			one.Problem = claims
+		} else if one.TimeSensitive {
 			one.Problem = lacks(&pod, &one, node, silent[pod.Spec.NodeName])
 			if !ended(&pod) && one.Problem == "" && !slices.ContainsFunc(one.Attached, takes) {
 				// By its own word at the preload alone: one that only receives never attaches.
@@ -155,7 +162,7 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 		} else if !ended(&pod) {
 			one.Problem = cmp.Or(ungated(&one), untold(&one), unsent(&pod, &one))
 		}
-		if one.TimeSensitive || len(one.Attached)+len(one.Reserved)+len(one.Waiting) > 0 {
+		if one.TimeSensitive || claims != "" || len(one.Attached)+len(one.Reserved)+len(one.Waiting) > 0 {
 			found = append(found, one)
 		}
 	}
@@ -220,7 +227,7 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 	case ended(pod):
 		return ""
 	case pod.Spec.NodeName == "":
-		return "not placed yet: kubectl describe pod"
+		return notPlaced
 	case silent != nil && (node == nil || node.Networks == nil):
 		return "the agent of its node does not answer"
 	case node == nil:
