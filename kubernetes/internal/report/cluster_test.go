@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -321,5 +323,26 @@ func TestAnAgentIsAskedWithATokenOrToldWhatRightLacks(t *testing.T) {
 		if tc.wrong == "" && asked != 1 {
 			t.Errorf("%v: asked for %d tokens", tc.err, asked)
 		}
+	}
+}
+
+func TestThereIsARemedyForEachReasonThatTaktdCounts(t *testing.T) {
+	source, err := os.ReadFile("../../../crates/system/session/src/unserved.rs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, found := strings.Cut(string(source), "pub const NAMES")
+	_, list, opens := strings.Cut(list, "= [")
+	list, _, closes := strings.Cut(list, "];")
+	if !found || !opens || !closes {
+		t.Fatal("takt_session::unserved::NAMES is written otherwise: read it here")
+	}
+	var reasons []string
+	for line := range strings.Lines(list) {
+		reasons = append(reasons, strings.Trim(line, " \",\n"))
+	}
+	reasons = slices.Sorted(slices.Values(slices.DeleteFunc(reasons, func(name string) bool { return name == "" })))
+	if known := slices.Sorted(maps.Keys(remedies)); !slices.Equal(reasons, known) {
+		t.Errorf("taktd counts %v, and there are remedies for %v", reasons, known)
 	}
 }
