@@ -1,9 +1,10 @@
-//! Files of specifications and rules: what is read can be checked and explained, and conditions are read again as they
-//! are written.
+//! Files of specifications and rules, and names of flows: what is read can be checked and explained, and conditions and flows are read
+//! again as they are written.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use takt_health::key::FlowKey;
 use takt_health::rule::{self, Expression};
 use takt_health::spec::Document;
 
@@ -15,6 +16,9 @@ fuzz_target!(|text: &str| {
             assert_eq!(again.to_string(), written);
         }
         let _ = expression.evaluate(&|_| Some(1.0));
+    }
+    if let Ok(flow) = text.parse::<FlowKey>() {
+        assert_eq!(flow.to_string().parse(), Ok(flow));
     }
     if let Ok(document) = Document::read(text) {
         let _ = rule::check(&document);

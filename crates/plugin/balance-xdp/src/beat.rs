@@ -11,7 +11,7 @@
 //! | 12–15 | 0 |
 //! | 16–23 | functions that it provides, a bit for each |
 //! | 24–31 | sequence: larger than that of the beat before; a time will do |
-//! | 32–47 | the first half of HMAC-SHA-256 (RFC 2104) over the bytes before, by the common key; 0 without one |
+//! | 32–47 | [`Tag`] of the bytes before, by the common key; 0 without one |
 
 use std::io::Read;
 use std::path::Path;
@@ -26,10 +26,15 @@ pub const LENGTH: usize = 48;
 pub const PORT: u16 = 7484;
 const MAGIC: [u8; 4] = *b"TKBT";
 const VERSION: u8 = 1;
-const SIGNED: usize = 32;
+const SIGNED: usize = LENGTH - TAG_LENGTH;
+/// Bytes of a [`Tag`].
+pub const TAG_LENGTH: usize = 16;
 /// Bytes of a key's file that are read.
 const LONGEST_KEY: u64 = 4096;
 const SHORTEST_KEY: usize = 16;
+
+/// What proves that bytes come from who has the key: the first half of their HMAC-SHA-256 (RFC 2104).
+pub type Tag = [u8; TAG_LENGTH];
 
 /// What a neighbour tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +93,18 @@ impl Key {
             })?;
         Self::new(&secret)
     }
+
+    /// The tag of these bytes.
+    pub fn tag(&self, bytes: &[u8]) -> Tag {
+        let mut tag = [0; TAG_LENGTH];
+        tag.copy_from_slice(&hmac::sign(&self.0, bytes).as_ref()[..TAG_LENGTH]);
+        tag
+    }
+
+    /// Whether this is the tag of these bytes, in a time that does not tell how much of it is.
+    pub fn proves(&self, bytes: &[u8], tag: &[u8]) -> bool {
+        constant_time::verify_slices_are_equal(&self.tag(bytes), tag).is_ok()
+    }
 }
 
 impl Beat {
@@ -99,9 +116,9 @@ impl Beat {
         bytes[8..12].copy_from_slice(&self.load.to_be_bytes());
         bytes[16..24].copy_from_slice(&self.functions.to_be_bytes());
         bytes[24..32].copy_from_slice(&self.sequence.to_be_bytes());
-        if let Some(Key(key)) = key {
-            let tag = hmac::sign(key, &bytes[..SIGNED]);
-            bytes[SIGNED..].copy_from_slice(&tag.as_ref()[..LENGTH - SIGNED]);
+        if let Some(key) = key {
+            let tag = key.tag(&bytes[..SIGNED]);
+            bytes[SIGNED..].copy_from_slice(&tag);
         }
         bytes
     }
@@ -118,13 +135,10 @@ impl Beat {
         if bytes[4] != VERSION {
             return Err(NoBeat::Version(bytes[4]));
         }
-        if let Some(Key(key)) = key {
-            let tag = hmac::sign(key, &bytes[..SIGNED]);
-            constant_time::verify_slices_are_equal(
-                &tag.as_ref()[..LENGTH - SIGNED],
-                &bytes[SIGNED..],
-            )
-            .map_err(|_| NoBeat::Tag)?;
+        if let Some(key) = key
+            && !key.proves(&bytes[..SIGNED], &bytes[SIGNED..])
+        {
+            return Err(NoBeat::Tag);
         }
         let long = |at: usize| {
             let mut word = [0; 8];

@@ -131,6 +131,28 @@ impl Look {
         waiting.min().unwrap_or(0)
     }
 
+    /// The bundle of flows with this hash.
+    pub fn bundle(&self, hash: u32) -> u32 {
+        hash & self.maps.about.mask
+    }
+
+    /// Where a [`bundle`](Self::bundle) goes, by receive queue; `None`: nothing of it has come by that one.
+    pub fn targets(&self, bundle: u32) -> impl Iterator<Item = Option<Target>> {
+        let about = self.maps.about;
+        (0..about.queues).map(move |queue| {
+            let at = queue * self.maps.of_queue() + (bundle & about.mask);
+            let target = self.maps.bundles[at as usize]
+                .target
+                .load(Ordering::Relaxed);
+            let place = target.checked_sub(1)?;
+            // At most as many as have a place in maps.
+            match place.checked_sub(about.cores) {
+                None => Some(Target::Core(place as u16)),
+                Some(place) => Some(Target::Neighbour(place as u16)),
+            }
+        })
+    }
+
     /// Has a bundle of each receive queue go to a target with its next flowlet and stay there as long as that lives, or (`None`) go
     /// where load management has it again.
     ///

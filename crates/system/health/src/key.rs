@@ -1,7 +1,8 @@
 //! What names a flow: a TSN stream, a 5-tuple or a Takt channel.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
 
 use takt_wire::ethernet::{EtherType, MacAddress};
 
@@ -222,6 +223,80 @@ pub fn protocol_name(protocol: u8) -> Option<&'static str> {
     })
 }
 
+/// The number of an IP protocol, from its name or as `ip89`.
+pub(crate) fn protocol_number(name: &str) -> Option<u8> {
+    (0..=255)
+        .find(|number| protocol_name(*number) == Some(name))
+        .or_else(|| name.strip_prefix("ip")?.parse().ok())
+}
+
+/// Why a text names no flow.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} names no single flow: write \"udp 10.0.0.1:4000 > 10.0.0.2:5004\" or \"stream 91:e0:f0:00:00:01 vlan 2 type 0x22f0\", as `takt monitor` does"
+)]
+pub struct NoFlow(String);
+
+/// As [`Display`](fmt::Display) writes them; not of channels.
+impl FromStr for FlowKey {
+    type Err = NoFlow;
+
+    fn from_str(text: &str) -> Result<Self, NoFlow> {
+        read(text).ok_or_else(|| NoFlow(text.chars().take(200).collect()))
+    }
+}
+
+fn read(text: &str) -> Option<FlowKey> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let stream = |mac: &str, vlan: Option<&str>, ether_type: &str| {
+        let vlan = match vlan {
+            Some(vlan) => Some(vlan.parse().ok().filter(|vlan| *vlan <= 0xfff)?),
+            None => None,
+        };
+        let ether_type = u16::from_str_radix(ether_type.strip_prefix("0x")?, 16).ok()?;
+        Some(FlowKey::stream(
+            mac.parse().ok()?,
+            vlan,
+            EtherType(ether_type),
+        ))
+    };
+    match words[..] {
+        ["stream", mac, "type", ether_type] => stream(mac, None, ether_type),
+        ["stream", mac, "vlan", vlan, "type", ether_type] => stream(mac, Some(vlan), ether_type),
+        [protocol, source, ">", destination] => {
+            let protocol = protocol_number(protocol)?;
+            let ((source, from), (destination, to)) = (side(source)?, side(destination)?);
+            match (source, destination) {
+                (IpAddr::V4(source), IpAddr::V4(destination)) => Some(FlowKey::v4(
+                    protocol,
+                    source.octets(),
+                    destination.octets(),
+                    [from, to],
+                )),
+                (IpAddr::V6(source), IpAddr::V6(destination)) => Some(FlowKey::v6(
+                    protocol,
+                    source.octets(),
+                    destination.octets(),
+                    [from, to],
+                )),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+/// An address, and its port or 0.
+fn side(text: &str) -> Option<(IpAddr, u16)> {
+    if let Ok(address) = text.parse() {
+        return Some((address, 0));
+    }
+    match text.parse().ok()? {
+        SocketAddr::V6(address) if address.scope_id() != 0 => None,
+        address => Some((address.ip(), address.port())),
+    }
+}
+
 impl fmt::Display for FlowKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(from) = self.channel_source() {
@@ -261,5 +336,51 @@ impl fmt::Display for FlowKey {
 impl fmt::Debug for FlowKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_is_read_as_it_is_written() {
+        let mac = MacAddress([0x91, 0xe0, 0xf0, 0, 0, 1]);
+        let (a, b) = ([0xfd; 16], [1; 16]);
+        for key in [
+            FlowKey::v4(17, [10, 0, 0, 9], [10, 0, 0, 1], [7, 5004]),
+            FlowKey::v4(1, [10, 0, 0, 9], [10, 0, 0, 1], [0, 0]),
+            FlowKey::v4(89, [10, 0, 0, 9], [224, 0, 0, 5], [0, 0]),
+            FlowKey::v6(6, a, b, [40000, 443]),
+            FlowKey::v6(58, a, b, [0, 0]),
+            FlowKey::stream(mac, None, EtherType(0x22f0)),
+            FlowKey::stream(mac, Some(4095), EtherType(5)),
+        ] {
+            assert_eq!(key.to_string().parse(), Ok(key), "{key}");
+        }
+    }
+
+    #[test]
+    fn what_names_no_single_flow_is_refused() {
+        for text in [
+            "",
+            "*",
+            "channel 7",
+            "udp * > 10.0.0.1:5004",
+            "udp 10.0.0.9:7 10.0.0.1:5004",
+            "udp 10.0.0.9:7 > [fd00::1]:5004",
+            "udp [fe80::1%2]:7 > [fe80::2]:7",
+            "udp 10.0.0.9:65536 > 10.0.0.1:5004",
+            "tdp 10.0.0.9:7 > 10.0.0.1:5004",
+            "ip256 10.0.0.9 > 10.0.0.1",
+            "stream 91:e0:f0:00:00:01",
+            "stream 91:e0:f0:00:00:01 vlan 4096 type 0x22f0",
+            "stream 91:e0:f0:00:00 type 0x22f0",
+            "stream 91:e0:f0:00:00:01 type 22f0",
+        ] {
+            assert!(text.parse::<FlowKey>().is_err(), "{text}");
+        }
+        let long = "x".repeat(10_000).parse::<FlowKey>().expect_err("refused");
+        assert!(long.to_string().len() < 500);
     }
 }

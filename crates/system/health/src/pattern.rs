@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use takt_wire::ethernet::MacAddress;
 
-use crate::key::{FlowKey, protocol_name};
+use crate::key::{FlowKey, protocol_number};
 
 /// An address and a port, or any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,9 +99,7 @@ fn read(text: &str) -> Result<What, String> {
             protocol: match protocol {
                 "ip" => None,
                 name => Some(
-                    (0..=255)
-                        .find(|number| protocol_name(*number) == Some(name))
-                        .or_else(|| name.strip_prefix("ip")?.parse().ok())
+                    protocol_number(name)
                         .ok_or_else(|| format!("{name} is no protocol (udp, tcp, ip for any)"))?,
                 ),
             },

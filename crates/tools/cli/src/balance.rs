@@ -1,6 +1,7 @@
 //! `takt balance`: load management of any service of this host, by an XDP program.
 
 mod arguments;
+pub mod control;
 mod run;
 
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
@@ -12,7 +13,8 @@ use serde::Serialize;
 use takt_balance::table::Target;
 use takt_balance_xdp::beat::{Beat, Key, PORT};
 use takt_balance_xdp::look::{self, Look};
-use takt_balance_xdp::{COUNTERS, Counters};
+use takt_balance_xdp::{COUNTERS, Counters, hash, hash_of_stream};
+use takt_health::key::FlowKey;
 
 use crate::failure::Failure;
 use crate::output::{Align, Form, print, print_json, table};
@@ -28,6 +30,7 @@ Examples:
   takt balance run -i eth0 --service udp:10.0.0.1:5004 --neighbour 10.0.0.3 --rules camera.toml
   takt balance beat 10.0.0.2                    on the neighbour: it lives, and this is its load
   takt balance status -i eth0
+  takt balance status -i eth0 --flow 'udp 10.0.0.9:4000 > 10.0.0.1:5004'
   takt balance assign -i eth0 17 core:1";
 
 /// Moves the flows of any service between processors and neighbours, in order
@@ -72,7 +75,7 @@ struct SendBeats {
     /// Time from beat to beat, 100us to 10s
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = arguments::every)]
     every: Duration,
-    /// The load is that of the least loaded processor of `takt balance run` at this interface [default: 0]
+    /// The load to tell is that of the least loaded processor of `takt balance run` at this interface; without it, beats tell a load of 0
     #[arg(long, value_name = "INTERFACE")]
     of: Option<String>,
     /// Functions that this host provides, 0 to 63 [default: all]
@@ -226,6 +229,10 @@ struct At {
 struct Status {
     #[command(flatten)]
     at: At,
+    /// The bundle of this flow alone, and where it goes; written as `takt monitor` does: 'udp 10.0.0.9:4000 > 10.0.0.1:5004',
+    /// 'stream 91:e0:f0:00:00:01 vlan 2 type 0x22f0'
+    #[arg(long, value_name = "FLOW")]
+    flow: Option<FlowKey>,
     #[command(flatten)]
     form: Form,
 }
@@ -233,9 +240,11 @@ struct Status {
 const ASSIGN_HELP: &str = "\
 The bundle goes there with its next flowlet, in all receive queues, and stays until it is let go (auto) or what it went to dies. A neighbour that is dead is refused.
 Numbers are those of `takt balance status`, from 0 on. A map is written, nobody is asked: the next packet goes by it.
+A flow stands for its bundle, with all flows of that; whether it is one of a service that is balanced is not looked at.
 
 Examples:
   takt balance assign -i eth0 17 core:1
+  takt balance assign -i eth0 'udp 10.0.0.9:4000 > 10.0.0.1:5004' core:1
   takt balance assign -i eth0 17 neighbour:0
   takt balance assign -i eth0 17 auto";
 
@@ -245,9 +254,9 @@ Examples:
 struct Assign {
     #[command(flatten)]
     at: At,
-    /// The bundle
-    #[arg(value_name = "BUNDLE")]
-    bundle: u32,
+    /// The bundle: its number, or a flow as of `takt balance status --flow`
+    #[arg(value_name = "BUNDLE", value_parser = arguments::which)]
+    bundle: arguments::Which,
     /// core:NUMBER, neighbour:NUMBER or auto
     #[arg(value_name = "TARGET", value_parser = arguments::target)]
     target: arguments::Wish,
@@ -283,6 +292,65 @@ struct NeighbourLine {
     alive: bool,
     beats: bool,
     reachable: bool,
+}
+
+/// What `--json` prints of a flow.
+#[derive(Debug, Serialize)]
+struct ToldOfFlow {
+    interface: String,
+    flow: String,
+    bundle: u32,
+    /// Where it goes, by receive queue; null: nothing of it has come by that one.
+    targets: Vec<Option<String>>,
+}
+
+/// The hash of a flow, whosever it is.
+fn hash_of_any(key: &FlowKey) -> Option<u32> {
+    if let Some(destination) = key.stream_destination() {
+        return Some(hash_of_stream(destination, key.vlan()));
+    }
+    let ((source, destination), (from, to)) = (key.addresses()?, key.ports()?);
+    hash(
+        key.protocol()?,
+        SocketAddr::new(source, from),
+        SocketAddr::new(destination, to),
+    )
+}
+
+/// The bundle of a flow.
+fn bundle_of(look: &Look, flow: &FlowKey) -> Result<u32, Failure> {
+    let hash = hash_of_any(flow).ok_or_else(|| {
+        Failure::Other(format!(
+            "{flow} is in no bundle: flows of UDP and TCP are, and TSN streams"
+        ))
+    })?;
+    Ok(look.bundle(hash))
+}
+
+fn told_of_flow(interface: &str, look: &Look, flow: &FlowKey) -> Result<ToldOfFlow, Failure> {
+    let bundle = bundle_of(look, flow)?;
+    let name = |target| match target {
+        Target::Core(number) => format!("core:{number}"),
+        Target::Neighbour(number) => format!("neighbour:{number}"),
+    };
+    let targets = look.targets(bundle).map(|target| target.map(name));
+    Ok(ToldOfFlow {
+        interface: interface.to_owned(),
+        flow: flow.to_string(),
+        bundle,
+        targets: targets.collect(),
+    })
+}
+
+fn show_flow(told: &ToldOfFlow) -> String {
+    let mut targets: Vec<_> = told.targets.iter().flatten().map(String::as_str).collect();
+    targets.sort_unstable();
+    targets.dedup();
+    let goes = match targets.is_empty() {
+        true => "of which nothing has come".into(),
+        false => format!("which goes to {}", crate::output::list(&targets)),
+    };
+    format!("{}: bundle {}, {goes}\n", told.flow, told.bundle)
 }
 
 fn counted(counters: &Counters) -> serde_json::Map<String, serde_json::Value> {
@@ -374,7 +442,18 @@ impl Balance {
         match self.action {
             Action::Run(run) => run.run(),
             Action::Beat(beats) => beats.run(),
-            Action::Status(Status { at, form }) => {
+            Action::Status(Status {
+                at,
+                flow: Some(flow),
+                form,
+            }) => {
+                let told = told_of_flow(&at.interface, &Look::at(&at.interface)?, &flow)?;
+                match form.json {
+                    true => print_json(&told),
+                    false => print(&show_flow(&told)),
+                }
+            }
+            Action::Status(Status { at, form, .. }) => {
                 let status = Look::at(&at.interface)?.status()?;
                 let told = told(&at.interface, status);
                 match form.json {
@@ -385,7 +464,11 @@ impl Balance {
             Action::Assign(assign) => {
                 let look = Look::at(&assign.at.interface)?;
                 let target: Option<Target> = assign.target.0;
-                Ok(look.assign(assign.bundle, target)?)
+                let bundle = match assign.bundle {
+                    arguments::Which::Bundle(number) => number,
+                    arguments::Which::Of(flow) => bundle_of(&look, &flow)?,
+                };
+                Ok(look.assign(bundle, target)?)
             }
         }
     }

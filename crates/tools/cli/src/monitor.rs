@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use takt_balance_xdp::beat::Key;
 use takt_health::flow::FlowReport;
 use takt_health::table::{Counters, Event};
 
@@ -61,10 +62,11 @@ Examples:
   takt monitor -i eth0 --rules camera.toml
   takt monitor -i eth0 --json --for 10s | jq '.flows[] | select(.level == \"red\")'
   takt monitor -i eth0 --openmetrics 127.0.0.1:9464
+  takt monitor -i eth0 --rules camera.toml --control 10.0.0.2:7485 --control-key /etc/takt/balance.key
   takt monitor --node --tenant press --http 127.0.0.1:8089
   takt monitor --node --rules press.toml --remap udp";
 
-/// Watches the health of every flow: delay, jitter, loss, bursts, against what it is to keep to.
+/// Watches the health of every flow of an interface, a capture or a node: delay, jitter, loss, bursts, against what it is to keep to.
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub struct Monitor {
@@ -78,9 +80,12 @@ pub struct Monitor {
     /// Where rules with `mirror` write packets, as pcapng
     #[arg(long, value_name = "FILE", requires = "rules")]
     mirror: Option<PathBuf>,
-    /// Where rules with `control` send messages: JSON, one to a UDP datagram
+    /// Where rules with `control` send messages: JSON, one to a UDP datagram, such as to `takt balance run --control`
     #[arg(long, value_name = "ADDRESS", requires = "rules")]
     control: Option<SocketAddr>,
+    /// The key by which control messages are signed, a file as of `takt balance run --key`, which takes no others
+    #[arg(long, value_name = "FILE", requires = "control")]
+    control_key: Option<PathBuf>,
     /// Which datapath of the node rules with `remap` have carry what it sends on a channel, while they hold
     /// (--node). All is mapped back when the monitor ends
     #[arg(long, value_name = "DATAPATH", requires_all = ["rules", "node"])]
@@ -162,7 +167,8 @@ impl Monitor {
         let mut engine = Engine::new(&self.source, &self.observe, document)?;
         engine.curves(self.report.is_some() || self.http.is_some());
         engine.mirror(self.mirror.as_deref())?;
-        engine.control(self.control)?;
+        let key = self.control_key.as_deref().map(Key::read).transpose()?;
+        engine.control(self.control, key)?;
         engine.remap(self.remap.as_deref(), &self.source)?;
         engine.keep_events(!self.events);
         let stop = stop_on_signals()?;

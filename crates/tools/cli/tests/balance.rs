@@ -656,13 +656,8 @@ fn by_vxlan_a_neighbour_of_the_kernels_own_device_gets_the_flows() {
     assert!(end["packets"]["to_neighbours"].as_u64() > Some(0), "{end}");
 }
 
-#[test]
-fn a_flow_that_comes_late_leaves_its_processor() {
-    let site = Site::new();
-    let directory = Directory::new();
-    let rules = directory.write(
-        "rules.toml",
-        r#"
+/// A camera's flow that is late now and then, and a rule that has it leave.
+const LATE: &str = r#"
 [[flow]]
 name = "camera"
 match = "udp * > 10.99.0.1:5004"
@@ -674,17 +669,21 @@ name = "camera late"
 flow = "udp * > 10.99.0.1:5004"
 when = "delay > 20ms"
 do = ["control"]
-"#,
-    );
-    let running = site.balance(&["--rules", &rules]);
-    let inside = site.balancer().enter().expect("the host");
-    let service = UdpSocket::bind(SERVICE).expect("the service's address");
-    drop(inside);
-    let client = site.client_socket();
+"#;
+
+/// Beats, then beats that are late by less than half a period, again and again, while `look` goes on.
+fn beside_late_beats(client: &UdpSocket, look: impl FnOnce()) {
+    /// Also when what goes on beside it panics.
+    struct Stops<'a>(&'a AtomicBool);
+    impl Drop for Stops<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _stops = Stops(&stop);
         scope.spawn(|| {
-            // Beats, then beats that are late by less than half a period, again and again.
             for number in 0_u32.. {
                 if stop.load(Ordering::Relaxed) {
                     return;
@@ -694,6 +693,20 @@ do = ["control"]
                 std::thread::sleep(Duration::from_millis(100 + late));
             }
         });
+        look();
+    });
+}
+
+#[test]
+fn a_flow_that_comes_late_leaves_its_processor() {
+    let site = Site::new();
+    let directory = Directory::new();
+    let rules = directory.write("rules.toml", LATE);
+    let running = site.balance(&["--rules", &rules]);
+    let inside = site.balancer().enter().expect("the host");
+    let service = UdpSocket::bind(SERVICE).expect("the service's address");
+    drop(inside);
+    beside_late_beats(&site.client_socket(), || {
         let line = running.line("leaves");
         assert_eq!(line["rule"], "camera late");
         let look = site.look();
@@ -701,11 +714,75 @@ do = ["control"]
             let status = look.status().expect("status");
             status.cores.iter().filter(|core| core.packets > 0).count() == 2
         });
-        stop.store(true, Ordering::Relaxed);
     });
     drop(service);
     let end = running.end();
     assert!(end["moves_to_cores"].as_u64() > Some(0), "{end}");
+}
+
+#[test]
+fn a_rule_of_a_monitor_elsewhere_has_a_flow_leave_if_it_has_the_key() {
+    let site = Site::new();
+    let directory = Directory::new();
+    let rules = directory.write("rules.toml", LATE);
+    let (key, other) = (
+        directory.write("key", [9; 32]),
+        directory.write("other", [8; 32]),
+    );
+    let by = format!("{}:7485", site.balancer().address());
+    let running = site.balance(&["--control", &by, "--key", &key]);
+    let monitor = |key: &str| {
+        let arguments = [
+            "monitor",
+            "-i",
+            "eth0",
+            "--outgoing",
+            "--events",
+            "--rules",
+            &rules,
+            "--control",
+            &by,
+            "--control-key",
+            key,
+        ];
+        site.start(site.client(), &arguments)
+    };
+    let client = site.client_socket();
+    beside_late_beats(&client, || {
+        let strangers = monitor(&other);
+        // Also those of nobody.
+        client.send_to(b"{\"event\":\"rule\"}", &by).expect("sent");
+        let monitor = monitor(&key);
+        let line = running.line("leaves");
+        assert_eq!(line["rule"], "camera late");
+        let port = client.local_addr().expect("bound").port();
+        let flow = format!("udp {}:{port} > {SERVICE}", site.client().address());
+        assert_eq!(line["flow"], *flow);
+        let look = site.look();
+        until_true("the flow is somewhere else", || {
+            let status = look.status().expect("status");
+            status.cores.iter().filter(|core| core.packets > 0).count() == 2
+        });
+        let program = takt(&[]);
+        let told = site.balancer().command(program.get_program());
+        let told = told
+            .expect("the host")
+            .args(["balance", "status", "-i", "eth0", "--json", "--flow", &flow]);
+        let told = told.output().expect("takt starts").stdout;
+        let told: Value = serde_json::from_slice(&told).expect("JSON");
+        assert_eq!(told["bundle"], line["bundle"]);
+        let target = told["targets"].as_array().expect("targets").iter();
+        assert!(
+            target
+                .clone()
+                .any(|target| target.as_str().is_some_and(|to| to.starts_with("core:"))),
+            "{told}"
+        );
+        drop((strangers, monitor));
+    });
+    let end = running.end();
+    assert!(end["control_messages"].as_u64() > Some(0), "{end}");
+    assert!(end["control_refused"].as_u64() > Some(0), "{end}");
 }
 
 #[test]
@@ -766,6 +843,18 @@ fn whoever_asks_for_what_there_is_not_is_told_and_what_is_killed_leaves_nothing(
         "stream:91:e0:f0:00:00:01/2 goes to a neighbour as it is",
     );
     refused(&run(&["-i", "lo"]), "native XDP program");
+    let directory = Directory::new();
+    let key = directory.write("key", [9; 32]);
+    let arguments = ["-i", "eth0", "--no-beats", "--key", &key];
+    refused(
+        &[&run(&[]), &arguments[..]].concat(),
+        "with --no-beats leave it out",
+    );
+    let arguments = ["-i", "eth0", "--key", &key, "--control", "192.0.2.1:7485"];
+    refused(
+        &[&run(&[]), &arguments[..]].concat(),
+        "name another address with --control",
+    );
     let program = takt(&[]);
     let without = site
         .balancer()

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use takt_balance::table::Target;
 use takt_balance_xdp::{Neighbour, Way};
+use takt_health::key::FlowKey;
 use takt_wire::vxlan::NetworkId;
 
 /// Where a bundle is to go; `None`: where the rules have it.
@@ -21,6 +22,26 @@ pub fn target(text: &str) -> Result<Wish, String> {
     };
     let target = target.ok_or("write core:1, neighbour:0 or auto")?;
     Ok(Wish(Some(target)))
+}
+
+/// Flows of a hash's end.
+#[derive(Clone, Copy, Debug)]
+pub enum Which {
+    /// By its number.
+    Bundle(u32),
+    /// That of this flow.
+    Of(FlowKey),
+}
+
+/// Some flows: `17`, `udp 10.0.0.9:4000 > 10.0.0.1:5004`.
+pub fn which(text: &str) -> Result<Which, String> {
+    match text.parse() {
+        Ok(number) => Ok(Which::Bundle(number)),
+        Err(_) => match text.parse() {
+            Ok(flow) => Ok(Which::Of(flow)),
+            Err(error) => Err(format!("no bundle's number, and {error}")),
+        },
+    }
 }
 
 /// A neighbour: `10.0.0.3` or `10.0.0.3,vni=42,mac=02:00:00:00:00:01`.
@@ -110,6 +131,12 @@ mod tests {
         }
         for text in ["core", "core:", "core:65536", "neighbour:-1", "node:1", ""] {
             assert!(target(text).is_err(), "{text}");
+        }
+        assert!(matches!(which("17"), Ok(Which::Bundle(17))));
+        let flow = which("udp 10.0.0.9:4000 > 10.0.0.1:5004");
+        assert!(matches!(flow, Ok(Which::Of(_))), "{flow:?}");
+        for text in ["", "-1", "4294967296", "udp * > 10.0.0.1:5004"] {
+            assert!(which(text).is_err(), "{text}");
         }
         for text in ["0", "3", "2097152", "-1"] {
             assert!(bits(text).is_err(), "{text}");

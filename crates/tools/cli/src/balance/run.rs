@@ -12,7 +12,7 @@ use serde::Serialize;
 use takt_balance::budget::Budget;
 use takt_balance::resource::Marks;
 use takt_balance_xdp::beat::{Key, PORT};
-use takt_balance_xdp::{Balancer, Config, Event, Neighbour, Service, hash, hash_of_stream};
+use takt_balance_xdp::{Balancer, Config, Event, Neighbour, Service};
 use takt_capture::Meta;
 use takt_capture::socket::PromptSocket;
 use takt_health::key::FlowKey;
@@ -22,7 +22,8 @@ use takt_health::spec::Document;
 use takt_health::stamp::AVTP;
 use takt_health::table::{self as flows, What};
 
-use super::arguments;
+use super::control::{Begun, Control};
+use super::{arguments, hash_of_any};
 use crate::failure::Failure;
 use crate::monitor::{self, tai};
 use crate::output::{Form, print, print_json_line};
@@ -43,9 +44,11 @@ packet, so that none is overtaken. --delta must be longer than paths to neighbou
 
 --rules names specifications and rules as of `takt monitor`. A rule whose actions have `control` makes the flow's bundle leave where it is.
 A flow with a max-delay leaves before so many packets wait that it would be late. Watched is what processors of this host
-get, where it leaves their queues.
+get, where it leaves their queues. With --control, rules of a `takt monitor --control` elsewhere (on a neighbour, at the client) do the same: their
+messages are signed with the key, which is needed, and the hosts' clocks must agree within 10 s.
 
-A neighbour has the service's address, too (on `lo`, with net.ipv4.conf.all.arp_ignore=1, else it answers ARP for it), and answers clients itself.
+A neighbour has the service's address, too (on `lo`, with net.ipv4.conf.all.arp_ignore=1 and arp_announce=2, else it answers
+ARP for it, and asks in its name), and answers clients itself.
 This host needs net.ipv4.conf.all.arp_announce=2 and another address of that subnet, in front of the service's: a neighbour answers no ARP request that
 comes from an address of its own, and beats go to that one. Frames reach it by its hardware
 address, or in VXLAN: then mac= is that of its VXLAN device. It lives as long as its beats come (`takt balance beat`).
@@ -63,7 +66,8 @@ Examples:
   takt balance run -i eth0 --service udp:*:5004 --neighbour 10.0.0.3 --key /etc/takt/balance.key
   takt balance run -i eth0 --service tcp:10.0.0.1:80 --neighbour 10.1.0.3,vni=42,mac=02:00:00:00:00:01
   takt balance run -i eth0 --service stream:91:e0:f0:00:00:01/2 --cores 2,3
-  takt balance run -i eth0 --service udp:10.0.0.1:5004 --neighbour 10.0.0.3 --rules camera.toml --json";
+  takt balance run -i eth0 --service udp:10.0.0.1:5004 --neighbour 10.0.0.3 --rules camera.toml --json
+  takt balance run -i eth0 --service udp:10.0.0.1:5004 --control 10.0.0.2:7485 --key /etc/takt/balance.key";
 
 /// Balance until a signal ends it
 #[derive(Debug, Args)]
@@ -108,12 +112,15 @@ pub struct Run {
     #[arg(long, value_name = "ADDRESS", default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)))]
     beats: SocketAddr,
     /// Neighbours send no beats, and live
-    #[arg(long, conflicts_with_all = ["silence", "beats", "key"])]
+    #[arg(long, conflicts_with_all = ["silence", "beats"])]
     no_beats: bool,
-    /// A file whose bytes, 16 at least, are the key of beats; without it, beats are known by their source address alone,
+    /// A file whose bytes, 16 at least, are the key of beats and control messages; without it, beats are known by their source address alone,
     /// and whoever can send from that keeps a neighbour alive, or ends it
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// Where rules of `takt monitor` send messages to have flows leave, such as 10.0.0.2:7485
+    #[arg(long, value_name = "ADDRESS", requires = "key")]
+    control: Option<SocketAddr>,
     /// The function of the service, 0 to 63, of those that neighbours say they provide
     #[arg(long, value_name = "NUMBER", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=63))]
     function: u8,
@@ -172,6 +179,11 @@ enum Line<'a> {
         returns: u64,
         beats: Vec<u64>,
         beats_refused: u64,
+        /// With --control: messages that were taken and refused.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        control_messages: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        control_refused: Option<u64>,
         /// With rules: packets that they did not see.
         #[serde(skip_serializing_if = "Option::is_none")]
         unwatched: Option<u64>,
@@ -344,19 +356,30 @@ impl Health {
             let Some(hash) = hash_of(&self.services, &event.key).filter(|_| controls) else {
                 continue;
             };
-            balancer.evict(hash);
-            let bundle = hash & ((1 << bits) - 1);
-            match json {
-                true => print_json_line(&Line::Leaves {
-                    at_ns: event.at_ns,
-                    flow: &event.flow,
-                    rule,
-                    bundle,
-                })?,
-                false => print(&format!("{rule}: {} leaves, bundle {bundle}\n", event.flow))?,
-            }
+            leave(balancer, hash, bits, (event.at_ns, &event.flow, rule), json)?;
         }
         Ok(())
+    }
+}
+
+/// A rule has a flow leave where it is: when, which, by which one.
+fn leave(
+    balancer: &mut Balancer,
+    hash: u32,
+    bits: u8,
+    (at_ns, flow, rule): (i64, &str, &str),
+    json: bool,
+) -> Result<(), Failure> {
+    balancer.evict(hash);
+    let bundle = hash & ((1 << bits) - 1);
+    match json {
+        true => print_json_line(&Line::Leaves {
+            at_ns,
+            flow,
+            rule,
+            bundle,
+        }),
+        false => print(&format!("{rule}: {flow} leaves, bundle {bundle}\n")),
     }
 }
 
@@ -373,13 +396,12 @@ fn hash_of(services: &[Service], key: &FlowKey) -> Option<u32> {
     if let Some(destination) = key.stream_destination() {
         let avtp = key.ether_type() == Some(AVTP);
         let takes = |service: &Service| service.takes_stream(destination, key.vlan(), avtp);
-        return (services.any(takes)).then(|| hash_of_stream(destination, key.vlan()));
+        return services.any(takes).then(|| hash_of_any(key)).flatten();
     }
-    let ((source, destination), (from, to)) = (key.addresses()?, key.ports()?);
+    let ((_, destination), (_, to)) = (key.addresses()?, key.ports()?);
     let (protocol, destination) = (key.protocol()?, SocketAddr::new(destination, to));
-    let mut taking = services.filter(|service| service.takes(protocol, destination));
-    taking.next()?;
-    hash(protocol, SocketAddr::new(source, from), destination)
+    let takes = |service: &Service| service.takes(protocol, destination);
+    services.any(takes).then(|| hash_of_any(key)).flatten()
 }
 
 /// Waits for one of these, or for the time.
@@ -404,6 +426,11 @@ impl Run {
             true => online()?,
             false => self.cores.clone(),
         };
+        if self.no_beats && self.key.is_some() && self.control.is_none() {
+            return Err(Failure::Other(
+                "--key is for beats and control messages: with --no-beats leave it out, or take messages with --control".into(),
+            ));
+        }
         let heard = !self.no_beats && !self.neighbour.is_empty();
         let marks = Marks::new(self.overload, self.overload / 4);
         let marks = marks.map_err(takt_balance_xdp::Error::from)?;
@@ -432,6 +459,10 @@ impl Run {
         let mut balancer = Balancer::new(self.config()?)?;
         let health = document.map(|document| Health::new(&self.interface, &self.service, document));
         let mut health = health.transpose()?;
+        let mut control = match (self.control, &self.key) {
+            (Some(address), Some(key)) => Some(Control::open(address, Key::read(key)?)?),
+            _ => None,
+        };
         let status = balancer.status()?;
         let (queues, bundles) = (status.queues, status.bundles);
         match self.form.json {
@@ -453,11 +484,17 @@ impl Run {
         let mut next = begin;
         while !stop.asked() && self.lasts.is_none_or(|lasts| begin.elapsed() < lasts) {
             let packets = health.as_ref().map(|health| health.socket.as_fd());
-            let sources: Vec<_> = packets.into_iter().chain(balancer.beats()).collect();
+            let messages = control.as_ref().map(Control::as_fd);
+            let sources = packets.into_iter().chain(messages).chain(balancer.beats());
+            let sources: Vec<_> = sources.collect();
             wait(&sources, next.saturating_duration_since(Instant::now()))?;
             balancer.attend();
             if let Some(health) = &mut health {
                 health.step(&mut balancer, self.form.json, self.bundles)?;
+            }
+            if let Some(control) = &mut control {
+                let balancer = &mut balancer;
+                control.attend(tai::utc_now(), |begun| self.obey(balancer, begun))?;
             }
             // All bundles at their own pace, however many packets and beats come.
             if Instant::now() < next {
@@ -468,7 +505,18 @@ impl Run {
             }
             next = Instant::now() + self.tick;
         }
-        self.end(&balancer, health.map(|health| health.unwatched))
+        self.end(&balancer, health.map(|health| health.unwatched), control)
+    }
+
+    /// Has a flow leave, if it is one of a service.
+    fn obey(&self, balancer: &mut Balancer, begun: &Begun) -> Result<bool, Failure> {
+        let Some(hash) = hash_of(&self.service, &begun.flow) else {
+            return Ok(false);
+        };
+        let at_ns = begun.sent_ns + tai::offset_ns();
+        let told = (at_ns, &*begun.flow.to_string(), &*begun.rule);
+        leave(balancer, hash, self.bundles, told, self.form.json)?;
+        Ok(true)
     }
 
     fn tell(&self, event: Event) -> Result<(), Failure> {
@@ -501,7 +549,12 @@ impl Run {
         }
     }
 
-    fn end(&self, balancer: &Balancer, unwatched: Option<u64>) -> Result<(), Failure> {
+    fn end(
+        &self,
+        balancer: &Balancer,
+        unwatched: Option<u64>,
+        control: Option<Control>,
+    ) -> Result<(), Failure> {
         let told = super::told(&self.interface, balancer.status()?);
         let moves = balancer.moves();
         let (beats, beats_refused) = balancer.heard();
@@ -513,10 +566,18 @@ impl Run {
                 returns: moves.returns,
                 beats,
                 beats_refused,
+                control_messages: control.as_ref().map(|control| control.messages),
+                control_refused: control.as_ref().map(|control| control.refused),
                 unwatched,
             }),
             false => {
                 let mut text = super::show(&told);
+                if let Some(control) = control {
+                    text.push_str(&format!(
+                        "{} control messages, and {} refused\n",
+                        control.messages, control.refused
+                    ));
+                }
                 if let Some(packets @ 1..) = unwatched {
                     text.push_str(&format!(
                         "{packets} packets came faster than rules could watch them\n"
@@ -531,6 +592,7 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use takt_balance_xdp::hash_of_stream;
     use takt_wire::ethernet::{EtherType, MacAddress};
 
     #[test]

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Instant;
 
+use takt_balance_xdp::beat::Key;
 use takt_capture::file::Reader;
 use takt_capture::pcapng::Writer;
 use takt_capture::socket::PacketSocket;
@@ -130,7 +131,7 @@ impl Engine {
     }
 
     /// Where rules send control messages to.
-    pub fn control(&mut self, to: Option<SocketAddr>) -> Result<(), Failure> {
+    pub fn control(&mut self, to: Option<SocketAddr>, key: Option<Key>) -> Result<(), Failure> {
         let Some(to) = to else {
             return self.needs(Action::Control, "--control ADDRESS");
         };
@@ -138,7 +139,7 @@ impl Engine {
         let socket = UdpSocket::bind(any)
             .and_then(|socket| socket.set_nonblocking(true).map(|()| socket))
             .map_err(Failure::io("open a socket for control messages"))?;
-        self.outlets.control(socket, to);
+        self.outlets.control(socket, to, key);
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use takt_balance_xdp::beat::Key;
 use takt_capture::Meta;
 use takt_capture::file::Reader;
 use takt_capture::pcapng::Writer;
@@ -23,6 +24,7 @@ use super::curve::Curve;
 use super::node::{self, Node};
 use super::remap::Remap;
 use super::tai::{self, utc_now};
+use crate::balance::control;
 use crate::capture::copy;
 use crate::failure::Failure;
 
@@ -50,10 +52,17 @@ const ENETDOWN: i32 = rustix::io::Errno::NETDOWN.raw_os_error();
 #[derive(Default)]
 pub struct Outlets {
     mirror: Option<Mutex<Mirror>>,
-    control: Option<(UdpSocket, SocketAddr)>,
+    control: Option<Receiver>,
     /// Messages that could not be sent.
     control_failed: AtomicU64,
     remap: Option<Remap>,
+}
+
+/// Who gets control messages.
+struct Receiver {
+    socket: UdpSocket,
+    to: SocketAddr,
+    key: Option<Key>,
 }
 
 /// A file, or why it is none any more.
@@ -65,9 +74,9 @@ impl Outlets {
         self.mirror = Some(Mutex::new(Ok(writer)));
     }
 
-    /// Messages go to this address.
-    pub fn control(&mut self, socket: UdpSocket, to: SocketAddr) {
-        self.control = Some((socket, to));
+    /// Messages go to this address, signed if there is a key.
+    pub fn control(&mut self, socket: UdpSocket, to: SocketAddr, key: Option<Key>) {
+        self.control = Some(Receiver { socket, to, key });
     }
 
     /// Channels are mapped here.
@@ -91,8 +100,8 @@ impl Outlets {
     }
 
     fn send(&self, event: &Event) {
-        if let Some((socket, to)) = &self.control {
-            let sent = serde_json::to_vec(event)
+        if let Some(Receiver { socket, to, key }) = &self.control {
+            let sent = control::write(event, utc_now(), key.as_ref())
                 .map_err(io::Error::other)
                 .and_then(|message| socket.send_to(&message, to));
             self.control_failed
