@@ -385,23 +385,22 @@ impl Isochronous {
             let rows = ways.iter().map(|&way| {
                 let mut row = vec![way.name().to_owned()];
                 let figures = [false, true].map(|loaded| {
-                    let lost: u32 = Self::of(runs, loaded, way)
+                    let lost = Self::of(runs, loaded, way)
                         .map(|run| sent.saturating_sub(run.heard.received))
-                        .sum();
+                        .reduce(u32::saturating_add);
                     (Self::percentiles(runs, loaded, way, part), lost)
                 });
+                let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
                 for (figures, lost) in &figures {
-                    match figures {
-                        Some(figures) => {
-                            row.extend([told(figures.p50), told(figures.p99), lost.to_string()]);
-                        }
-                        None => row.extend(["-"; 3].map(str::to_owned)),
-                    }
+                    let figures = figures.as_ref();
+                    row.push(or_dash(figures.map(|figures| told(figures.p50))));
+                    row.push(or_dash(figures.map(|figures| told(figures.p99))));
+                    // Also where nothing has come.
+                    row.push(or_dash(lost.map(|lost| lost.to_string())));
                 }
-                row.push(match (figures[0].0, figures[1].0) {
-                    (Some(alone), Some(loaded)) => format!("{:.2}", loaded.p99 / alone.p99),
-                    _ => "-".into(),
-                });
+                let [(alone, _), (loaded, _)] = figures;
+                let ratio = ratio(alone.as_ref(), loaded.as_ref());
+                row.push(or_dash(ratio.map(|ratio| format!("{ratio:.2}"))));
                 row
             });
             text += &table(&columns(title), rows.collect());
@@ -472,12 +471,13 @@ impl Isochronous {
         }
         for way in Way::ALL {
             if let (Some(alone), Some(loaded)) = (latency(false, way), latency(true, way)) {
+                let ratio = ratio(Some(&alone), Some(&loaded));
+                let ratio = ratio.map_or_else(String::new, |ratio| format!(" ({ratio:.2}x)"));
                 findings.push(format!(
-                    "Beside best effort, {}: p99 of the latency {:.1} µs, alone {:.1} µs ({:.2}x).",
+                    "Beside best effort, {}: p99 of the latency {:.1} µs, alone {:.1} µs{ratio}.",
                     way.name(),
                     loaded.p99 / 1e3,
                     alone.p99 / 1e3,
-                    loaded.p99 / alone.p99
                 ));
             }
         }
@@ -503,6 +503,12 @@ impl Isochronous {
         ));
         findings
     }
+}
+
+/// Loaded over alone, of the p99. What was early counts as 0, to which nothing has a ratio.
+fn ratio(alone: Option<&Percentiles>, loaded: Option<&Percentiles>) -> Option<f64> {
+    let (alone, loaded) = (alone?.p99, loaded?.p99);
+    (alone > 0.0).then_some(loaded / alone)
 }
 
 /// The sample that the first of the tables shows.
