@@ -764,11 +764,12 @@ fn a_rule_of_a_monitor_elsewhere_has_a_flow_leave_if_it_has_the_key() {
             status.cores.iter().filter(|core| core.packets > 0).count() == 2
         });
         let program = takt(&[]);
-        let told = site.balancer().command(program.get_program());
-        let told = told
-            .expect("the host")
-            .args(["balance", "status", "-i", "eth0", "--json", "--flow", &flow]);
-        let told = told.output().expect("takt starts").stdout;
+        let mut status = site
+            .balancer()
+            .command(program.get_program())
+            .expect("the host");
+        status.args(["balance", "status", "-i", "eth0", "--json", "--flow", &flow]);
+        let told = status.output().expect("takt starts").stdout;
         let told: Value = serde_json::from_slice(&told).expect("JSON");
         assert_eq!(told["bundle"], line["bundle"]);
         let target = told["targets"].as_array().expect("targets").iter();
