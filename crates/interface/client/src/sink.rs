@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use takt_session::contention::Contention;
 use takt_session::layout::{MAX_DEPTH, Release, RxDescriptor, SinkBlock, SinkCounter, TX_REGION};
 use takt_session::message::{DirectEnd, Request};
 use takt_session::{ChannelId, SinkMode};
@@ -80,7 +81,7 @@ pub struct Sink {
     channel: ChannelId,
     slot: &'static Slot,
     inner: RefCell<Inner>,
-    shared_core: Cell<bool>,
+    core: Cell<Contention>,
     /// The state that the last failed call told of.
     told: Cell<State>,
     interrupt: Arc<Interrupt>,
@@ -323,7 +324,7 @@ impl Sink {
                 counters: SinkCounters::default(),
                 gaps: Gaps::default(),
             }),
-            shared_core: Cell::new(false),
+            core: Cell::default(),
             interrupt: Arc::default(),
             notify,
             stream,
@@ -585,7 +586,7 @@ impl Sink {
             self.stream.qos.resource_use,
             deadline,
             shared.progress.is_some(),
-            &self.shared_core,
+            &self.core,
         );
         // A loss of the runtime during this call is told, however soon it is back.
         let mut attached = self.slot.state() == self.inner.borrow().binding.state;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use takt_session::contention::Contention;
 use takt_session::layout::{
     self, FLAG_AT_ONCE_HERE, FLAG_LAUNCH_TIME, FLAG_NUMBERED, MAX_DEPTH, RX_REGION, RxDescriptor,
     SourceBlock, TxDescriptor,
@@ -121,7 +122,7 @@ pub struct Source {
     class: u8,
     slot: &'static Slot,
     inner: RefCell<Inner>,
-    shared_core: Cell<bool>,
+    core: Cell<Contention>,
     at_once_here: Cell<bool>,
     /// The state that the last failed call told of.
     told: Cell<State>,
@@ -371,7 +372,7 @@ impl Source {
                 lost: 0,
                 reserved: None,
             }),
-            shared_core: Cell::new(false),
+            core: Cell::default(),
             at_once_here: Cell::new(false),
             interrupt: Arc::default(),
             room,
@@ -484,7 +485,7 @@ impl Source {
             self.stream.qos.resource_use,
             deadline,
             self.progress().is_some(),
-            &self.shared_core,
+            &self.core,
         );
         let [mut pause, longest] = BUFFER_SLEEP;
         loop {

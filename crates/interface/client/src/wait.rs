@@ -1,8 +1,10 @@
 //! How long to wait, and how to spend the first microseconds of it.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use takt_session::ResourceUse;
+use takt_session::contention::Contention;
 
 use crate::sys::HeldSignals;
 
@@ -45,8 +47,6 @@ impl Wait {
 const FRUGAL_SPIN: Duration = Duration::from_micros(50);
 /// A wait that has polled for so long looks after signals.
 const LONG_SPIN: Duration = Duration::from_millis(1);
-/// A yield that took longer than this let somebody else run: the core is shared.
-const SHARED_CORE: Duration = Duration::from_nanos(1_000);
 /// Rounds between two yields on a core of one's own.
 const ROUNDS_PER_YIELD: u32 = 32;
 /// The same where each round drives the lane, which takes longer and is work.
@@ -72,8 +72,8 @@ pub(crate) struct Spin<'a> {
     began: Option<Instant>,
     rounds: u32,
     rounds_per_yield: u32,
-    /// Whether the core is shared, kept from wait to wait.
-    shared: &'a std::cell::Cell<bool>,
+    /// Who else is on the core, kept from wait to wait.
+    core: &'a Cell<Contention>,
     /// Of a wait that polls for long: it never sleeps, so handlers would go unnoticed.
     signals: Option<HeldSignals>,
 }
@@ -83,7 +83,7 @@ impl<'a> Spin<'a> {
         resource_use: ResourceUse,
         deadline: Option<Instant>,
         driving: bool,
-        shared: &'a std::cell::Cell<bool>,
+        core: &'a Cell<Contention>,
     ) -> Self {
         let limit = match resource_use {
             ResourceUse::Frugal => Some(FRUGAL_SPIN),
@@ -99,7 +99,7 @@ impl<'a> Spin<'a> {
             } else {
                 ROUNDS_PER_YIELD
             },
-            shared,
+            core,
             signals: None,
         }
     }
@@ -108,7 +108,8 @@ impl<'a> Spin<'a> {
     #[inline]
     pub(crate) fn step(&mut self) -> Step {
         self.rounds = self.rounds.wrapping_add(1);
-        if !self.shared.get() && !self.rounds.is_multiple_of(self.rounds_per_yield) {
+        let mut core = self.core.get();
+        if !core.is_shared() && !self.rounds.is_multiple_of(self.rounds_per_yield) {
             std::hint::spin_loop();
             return Step::Poll;
         }
@@ -117,7 +118,11 @@ impl<'a> Spin<'a> {
             return Step::TimedOut;
         }
         let began = *self.began.get_or_insert(before);
-        if self.limit.is_some_and(|limit| before - began >= limit) {
+        // Where somebody does not give the core back, what is waited for comes before a yield is over.
+        if self
+            .limit
+            .is_some_and(|limit| before - began >= limit || core.is_crowded(before))
+        {
             self.began = None;
             self.rounds = 0;
             return Step::Sleep;
@@ -129,8 +134,8 @@ impl<'a> Spin<'a> {
             }
             self.signals = signals;
         }
-        rustix::thread::sched_yield();
-        self.shared.set(before.elapsed() >= SHARED_CORE);
+        core.give_way(before);
+        self.core.set(core);
         Step::Poll
     }
 }
@@ -138,18 +143,17 @@ impl<'a> Spin<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::Cell;
 
     #[test]
     fn a_frugal_wait_sleeps_in_the_end_and_an_unlimited_one_polls_to_its_deadline() {
-        let shared = Cell::new(false);
-        let mut frugal = Spin::new(ResourceUse::Frugal, None, false, &shared);
+        let core = Cell::new(Contention::default());
+        let mut frugal = Spin::new(ResourceUse::Frugal, None, false, &core);
         let start = Instant::now();
         while frugal.step() == Step::Poll {}
         assert!(start.elapsed() >= FRUGAL_SPIN);
 
         let deadline = Instant::now() + 4 * FRUGAL_SPIN;
-        let mut unlimited = Spin::new(ResourceUse::Unlimited, Some(deadline), false, &shared);
+        let mut unlimited = Spin::new(ResourceUse::Unlimited, Some(deadline), false, &core);
         let end = loop {
             match unlimited.step() {
                 Step::Poll => {}
@@ -158,5 +162,24 @@ mod tests {
         };
         assert_eq!(end, Step::TimedOut);
         assert!(Instant::now() >= deadline);
+    }
+
+    #[test]
+    fn on_a_crowded_core_a_frugal_wait_sleeps_at_once_and_an_unlimited_one_never() {
+        let crowded = || {
+            let mut core = Contention::default();
+            for _ in 0..2 {
+                core.learn(Instant::now(), Duration::from_secs(3600));
+            }
+            Cell::new(core)
+        };
+        for (resource_use, step) in [
+            (ResourceUse::Frugal, Step::Sleep),
+            (ResourceUse::Unlimited, Step::Poll),
+        ] {
+            let core = crowded();
+            let mut spin = Spin::new(resource_use, None, false, &core);
+            assert!((0..3).all(|_| spin.step() == step));
+        }
     }
 }

@@ -7,6 +7,7 @@
 
 #![deny(unsafe_code)] // but for the three `Pod` promises in `layout`
 
+pub mod contention;
 pub mod endpoint;
 pub mod error;
 pub mod layout;

@@ -2,7 +2,7 @@
 //!
 //! Most of a blocking program's latency is the wake-up of a halted core, the more so in a virtual
 //! machine. Spinning in the idle scheduling class takes that part out: the spinner runs only when
-//! nothing else wants the core, and yields to any wake-up at once.
+//! nothing else wants the core, and yields to any wake-up at once. One of the usual class is a neighbour that wants its share of the core.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// While this lives, each core the process may use has a spinner of the class `SCHED_IDLE`.
+/// While this lives, each core the process may use has a spinner.
 #[derive(Debug)]
 #[must_use = "cores may halt again when this is dropped"]
 pub struct Awake {
@@ -20,11 +20,23 @@ pub struct Awake {
 }
 
 impl Awake {
-    /// Starts the spinners; they run when this returns.
+    /// Starts spinners of the class `SCHED_IDLE`; they run when this returns.
     ///
     /// # Errors
     /// When a thread cannot be started, pinned or put into the idle class.
     pub fn keep() -> io::Result<Self> {
+        Self::spin(enter_idle_class)
+    }
+
+    /// Starts spinners of the class of the calling thread, which take their share of each core.
+    ///
+    /// # Errors
+    /// When a thread cannot be started or pinned.
+    pub fn busy() -> io::Result<Self> {
+        Self::spin(|| Ok(()))
+    }
+
+    fn spin(enter_class: fn() -> io::Result<()>) -> io::Result<Self> {
         let mut awake = Self {
             stop: Arc::new(AtomicBool::new(false)),
             spinners: Vec::new(),
@@ -33,7 +45,7 @@ impl Awake {
             // On an error the guard is dropped, and with it the spinners started so far.
             awake
                 .spinners
-                .push(start_spinner(core, Arc::clone(&awake.stop))?);
+                .push(start_spinner(core, enter_class, Arc::clone(&awake.stop))?);
         }
         Ok(awake)
     }
@@ -80,12 +92,16 @@ pub fn pin_to(core: usize) -> io::Result<()> {
     Ok(())
 }
 
-fn start_spinner(core: usize, stop: Arc<AtomicBool>) -> io::Result<JoinHandle<()>> {
+fn start_spinner(
+    core: usize,
+    enter_class: fn() -> io::Result<()>,
+    stop: Arc<AtomicBool>,
+) -> io::Result<JoinHandle<()>> {
     let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
     let spinner = std::thread::Builder::new()
         .name(format!("awake-{core}"))
         .spawn(move || {
-            let prepared = pin_to(core).and_then(|()| enter_idle_class());
+            let prepared = pin_to(core).and_then(|()| enter_class());
             let failed = prepared.is_err();
             if ready.send(prepared).is_err() || failed {
                 return;
@@ -144,26 +160,31 @@ mod tests {
     }
 
     #[test]
-    fn each_core_has_an_idle_class_spinner_for_as_long_as_the_guard_lives() {
-        let awake = Awake::keep().unwrap();
-        let mut expected: Vec<_> = usable_cores()
-            .unwrap()
-            .iter()
-            .map(|core| (core.to_string(), libc::SCHED_IDLE.to_string()))
-            .collect();
-        expected.sort();
-        assert_eq!(awake.cores(), expected.len());
-        assert_eq!(spinners(), expected);
-        drop(awake);
-        // The kernel lists a joined thread for a moment longer.
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while !spinners().is_empty() {
-            assert!(
-                Instant::now() < deadline,
-                "still spinning: {:?}",
-                spinners()
-            );
-            std::thread::yield_now();
+    fn each_core_has_a_spinner_of_its_class_for_as_long_as_the_guard_lives() {
+        for (start, class) in [
+            (Awake::keep as fn() -> _, libc::SCHED_IDLE),
+            (Awake::busy, libc::SCHED_OTHER),
+        ] {
+            let awake = start().unwrap();
+            let mut expected: Vec<_> = usable_cores()
+                .unwrap()
+                .iter()
+                .map(|core| (core.to_string(), class.to_string()))
+                .collect();
+            expected.sort();
+            assert_eq!(awake.cores(), expected.len());
+            assert_eq!(spinners(), expected);
+            drop(awake);
+            // The kernel lists a joined thread for a moment longer.
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while !spinners().is_empty() {
+                assert!(
+                    Instant::now() < deadline,
+                    "still spinning: {:?}",
+                    spinners()
+                );
+                std::thread::yield_now();
+            }
         }
     }
 

@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::thread::{CpuSet, sched_setaffinity, sched_yield};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use takt_session::contention::Contention;
 use takt_session::layout::DEFAULT_DEPTH;
 
 use super::Lane;
 use super::port::RECEIVE_BUDGET;
 use crate::config::{Idle, LaneConfig, SchedulingClass};
 
-/// A yield that took longer than this let somebody else run: the core is shared.
-const SHARED_CORE: Duration = Duration::from_nanos(1_000);
 /// Empty rounds between two yields on a core of one's own.
 const ROUNDS_PER_YIELD: u32 = 32;
 
@@ -29,7 +28,7 @@ pub struct IdleStrategy {
     idle: Idle,
     idle_since: Option<Instant>,
     rounds: u32,
-    shared: bool,
+    core: Contention,
     /// Rounds with work since the last yield, and how many there may be while more has come in.
     held: u32,
     hold: u32,
@@ -53,7 +52,7 @@ impl IdleStrategy {
             idle,
             idle_since: None,
             rounds: 0,
-            shared: false,
+            core: Contention::default(),
             held: 0,
             hold: 1,
             parking: false,
@@ -64,19 +63,22 @@ impl IdleStrategy {
     #[inline]
     pub fn worked(&mut self, more: bool) {
         self.begin();
-        if !self.shared {
+        if !self.core.is_shared() {
             return;
         }
         // The work may be for those who wait for the core. But to let go of it costs a lane a turn of everybody else there,
         // and what comes in meanwhile finds no room.
         self.held += 1;
-        if !more || self.held >= self.hold {
-            self.let_others_run();
+        let now = Instant::now();
+        // Where somebody does not give the core back, a lane that has nothing more to do sleeps after its next round.
+        if !more && !self.core.is_crowded(now) || self.held >= self.hold {
+            self.let_others_run(now);
         }
     }
 
     /// After a sleep.
     pub fn slept(&mut self) {
+        self.held = 0;
         self.begin();
     }
 
@@ -100,8 +102,13 @@ impl IdleStrategy {
             Idle::Adaptive { spin } => spin,
         };
         self.rounds += 1;
-        if self.shared || self.rounds.is_multiple_of(ROUNDS_PER_YIELD) {
-            self.let_others_run();
+        if self.core.is_shared() || self.rounds.is_multiple_of(ROUNDS_PER_YIELD) {
+            let now = Instant::now();
+            if spin != Duration::MAX && self.core.is_crowded(now) {
+                self.parking = true;
+                return Step::Park;
+            }
+            self.let_others_run(now);
             let since = *self.idle_since.get_or_insert_with(Instant::now);
             if spin != Duration::MAX && since.elapsed() >= spin {
                 self.parking = true;
@@ -114,15 +121,15 @@ impl IdleStrategy {
     }
 
     /// Lets others run, and learns whether there are any.
-    fn let_others_run(&mut self) {
+    fn let_others_run(&mut self, now: Instant) {
         self.held = 0;
-        let before = Instant::now();
-        sched_yield();
-        self.took(before.elapsed());
+        if let Some(time) = self.core.give_way(now) {
+            self.took(time);
+        }
     }
 
+    /// A yield took so long.
     fn took(&mut self, time: Duration) {
-        self.shared = time >= SHARED_CORE;
         let rounds = time.as_nanos() / YIELD_PER_ROUND.as_nanos();
         self.hold = rounds.clamp(1, ROUNDS_HELD.into()) as u32;
     }
@@ -223,18 +230,43 @@ mod tests {
      {
         let mut idle = IdleStrategy::new(Idle::Park);
         let rounds = |idle: &mut IdleStrategy, yield_took, more| {
+            for _ in 0..2 {
+                idle.core.learn(Instant::now(), yield_took);
+            }
             idle.took(yield_took);
+            idle.slept();
             (1..=2 * ROUNDS_HELD).find(|_| {
                 idle.worked(more);
                 idle.held == 0
             })
         };
         let cheap = Duration::from_micros(50);
-        let dear = Duration::from_millis(3);
+        let dear = Duration::from_secs(3);
         assert_eq!(rounds(&mut idle, cheap, true), Some(1));
-        assert_eq!(rounds(&mut idle, 5 * YIELD_PER_ROUND, true), Some(5));
+        assert_eq!(rounds(&mut idle, cheap, false), Some(1));
+        assert_eq!(rounds(&mut idle, 2 * YIELD_PER_ROUND, true), Some(2));
+        assert_eq!(rounds(&mut idle, 2 * YIELD_PER_ROUND, false), Some(1));
         assert_eq!(rounds(&mut idle, dear, true), Some(ROUNDS_HELD));
-        assert_eq!(rounds(&mut idle, dear, false), Some(1));
+        // Whoever has it does not give it back: it is left by a sleep.
+        assert_eq!(rounds(&mut idle, dear, false), Some(ROUNDS_HELD));
+    }
+
+    #[test]
+    fn on_a_crowded_core_an_adaptive_lane_sleeps_at_once_and_a_spinning_one_never() {
+        let spin = Duration::from_secs(3600);
+        for (kind, step) in [
+            (Idle::Adaptive { spin }, Step::Park),
+            (Idle::Spin, Step::Poll),
+        ] {
+            let mut idle = IdleStrategy::new(kind);
+            for _ in 0..2 {
+                idle.core.learn(Instant::now(), spin);
+            }
+            for _ in 0..3 {
+                assert_eq!(idle.idled(), step);
+                idle.slept();
+            }
+        }
     }
 
     #[test]

@@ -213,13 +213,15 @@ pub fn hosts(config: &LabConfig) -> Result<Lab, BenchError> {
     Ok(Lab::scratch(config)?)
 }
 
-/// Whether cores may halt while an experiment runs.
+/// What else cores do while an experiment runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
     /// As the machine is.
     MayHalt,
     /// A spinner of the idle class on each core.
     KeptAwake,
+    /// A spinner of the usual class on each core.
+    Busy,
 }
 
 impl Idle {
@@ -231,6 +233,7 @@ impl Idle {
         match self {
             Self::MayHalt => "cores may halt",
             Self::KeptAwake => "cores kept awake",
+            Self::Busy => "beside a program on each core that never sleeps",
         }
     }
 
@@ -241,6 +244,9 @@ impl Idle {
             Self::KeptAwake => Awake::keep()
                 .map(Some)
                 .map_err(machine("keep the cores awake")),
+            Self::Busy => Awake::busy()
+                .map(Some)
+                .map_err(machine("keep the cores busy")),
         }
     }
 }

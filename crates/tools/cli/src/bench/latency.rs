@@ -31,6 +31,9 @@ pub struct Latency {
     /// the same switch without loss
     #[arg(long, value_name = "SHARE", conflicts_with = "parts", value_parser = crate::lab::loss_ppm)]
     loss: Option<u32>,
+    /// Beside a program on each core that never sleeps, and gets its share of the core
+    #[arg(long, conflicts_with = "parts")]
+    busy: bool,
     #[command(flatten)]
     common: Common,
 }
@@ -50,7 +53,7 @@ Two hosts in network namespaces, joined by one veth cable; the near side runs on
 another, a daemon's lane on the core of its host's application. A message is sent once the answer to the one \
 before has come; the near side takes the time by its own clock. Takt's applications wait in blocking calls. \
 Everything is measured twice: as the machine is, and with the cores kept awake by a spinner of the idle class \
-on each, because a core that halts adds its wake-up to every blocking figure.";
+on each, because a core that halts adds its wake-up to every blocking figure; with --busy instead beside a spinner of the usual class on each.";
 
 impl Latency {
     /// Measures, prints and reports.
@@ -103,7 +106,11 @@ impl Latency {
         }
         let mut measurement =
             Measurement::begin(&self.common, "latency", "Latency between two hosts", METHOD)?;
-        for idle in Idle::BOTH {
+        let idles = match self.busy {
+            true => &[Idle::Busy][..],
+            false => &Idle::BOTH,
+        };
+        for idle in idles {
             let _awake = idle.hold()?;
             measurement.run(Experiment {
                 name: "Round trip between two hosts".into(),
