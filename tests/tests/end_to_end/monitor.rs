@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -125,6 +126,38 @@ fn a_channel_goes_another_way_while_a_rule_of_the_monitor_holds() {
         told["rules"]
     );
     until_true("with the monitor's end all is as before", || {
+        streams[0].datapath() == "lossy"
+    });
+    // What an operator has mapped stays, also when the monitor ends.
+    let channel = |action: &[&str]| {
+        let done = Command::new(takt_testing::built().join("takt"))
+            .arg("channel")
+            .args(action)
+            .arg("--admin")
+            .arg(near.directory.join("admin.sock"))
+            .output();
+        let done = done.expect("takt");
+        assert!(done.status.success(), "{done:?}");
+    };
+    channel(&["map", "5", "udp"]);
+    let mut watched = Monitor::of_all(near, &more);
+    let said = BufReader::new(watched.child.stderr.take().expect("its errors"));
+    let told = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for line in said.lines().map_while(Result::ok) {
+                told.fetch_or(line.contains("mapped to udp already"), Ordering::Relaxed);
+            }
+        });
+        until_true("the monitor leaves it to the operator", || {
+            send();
+            told.load(Ordering::Relaxed)
+        });
+        watched.end();
+    });
+    assert_eq!(streams[0].datapath(), "udp");
+    channel(&["unmap", "5"]);
+    until_true("the operator maps it back", || {
         streams[0].datapath() == "lossy"
     });
 }

@@ -16,7 +16,7 @@ use takt_datapath::stack::{
 use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
 
-use crate::beat::{Beat, Key};
+use crate::beat::{Beat, Key, NoBeat};
 use crate::error::{Error, TO_LOAD};
 use crate::flow::Service;
 use crate::look;
@@ -103,6 +103,8 @@ pub enum Event {
     Reachable(u16),
     /// The device on the way to a neighbour takes no frames of XDP programs: the kernel would drop them. Its bundles leave it.
     NotTaken(u16),
+    /// Beats come from a neighbour's address whose tag is not by the key. Told once until one comes that is.
+    OtherKey(u16),
 }
 
 /// Why nothing is sent to a neighbour.
@@ -122,6 +124,8 @@ struct Watched {
     reach: Result<Reach, No>,
     dead: bool,
     sequence: u64,
+    /// That its beats are by another key was told.
+    other_key: bool,
     /// Beats that came.
     beats: u64,
 }
@@ -305,6 +309,7 @@ impl Balancer {
                 reach: Err(No::Way),
                 dead: config.silence.is_some(),
                 sequence: 0,
+                other_key: false,
                 beats: 0,
             });
         }
@@ -416,9 +421,15 @@ impl Balancer {
             let mut neighbours = (0..).zip(&mut self.neighbours);
             let of = neighbours.find(|(_, watched)| watched.neighbour.address == ip);
             // Whoever is no neighbour costs no look at a tag.
-            let beat = of.and_then(|of| {
-                let beat = Beat::read(&bytes[..length], self.config.key.as_ref());
-                Some((of, beat.ok()?))
+            let beat = of.and_then(|(number, watched)| {
+                match Beat::read(&bytes[..length], self.config.key.as_ref()) {
+                    Ok(beat) => Some(((number, watched), beat)),
+                    Err(NoBeat::Tag) if !std::mem::replace(&mut watched.other_key, true) => {
+                        self.untold.push(Event::OtherKey(number));
+                        None
+                    }
+                    Err(_) => None,
+                }
             });
             match beat {
                 // Without a key a sequence proves nothing: one that is dead lives by any other.
@@ -429,6 +440,7 @@ impl Balancer {
                             && beat.sequence != watched.sequence) =>
                 {
                     watched.sequence = beat.sequence;
+                    watched.other_key = false;
                     watched.beats += 1;
                     let report = Report {
                         load: beat.load,
@@ -573,14 +585,18 @@ impl Balancer {
         (0..self.program.maps.about.queues).map(move |queue| queue * of_queue + first)
     }
 
-    /// Has a flow's bundle leave where it is with its next flowlet: that is written at once.
-    pub fn evict(&mut self, hash: u32) {
+    /// Has a flow's bundle leave where it is with its next flowlet: that is written at once. False: it was [assigned](Self::assign), and stays.
+    pub fn evict(&mut self, hash: u32) -> bool {
         let now = now_ns();
+        let mut leaves = false;
         for bundle in self.bundles(hash) {
             // There is such a bundle.
             let _ = self.table.evict(bundle);
             self.advise_bundle(bundle as usize, now);
+            let wish = &self.program.maps.wishes[bundle as usize];
+            leaves |= wish.load(Ordering::Relaxed) >> 32 == 0;
         }
+        leaves
     }
 
     /// The most packets that may wait where a flow's bundle goes; `u32::MAX` for any. What follows from it is written at once.

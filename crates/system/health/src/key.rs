@@ -233,7 +233,7 @@ pub(crate) fn protocol_number(name: &str) -> Option<u8> {
 /// Why a text names no flow.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} names no single flow: write \"udp 10.0.0.1:4000 > 10.0.0.2:5004\" or \"stream 91:e0:f0:00:00:01 vlan 2 type 0x22f0\", as `takt monitor` does"
+    "{0:?} names no single flow: write \"udp 10.0.0.1:4000 > 10.0.0.2:5004\" or \"stream 91:e0:f0:00:00:01 vlan 2 type 0x22f0\", as `takt monitor` does: in small letters, addresses of one version, ports to 65535"
 )]
 pub struct NoFlow(String);
 

@@ -311,7 +311,8 @@ fn hash_of_any(key: &FlowKey) -> Option<u32> {
     }
     let ((source, destination), (from, to)) = (key.addresses()?, key.ports()?);
     hash(
-        key.protocol()?,
+        key.protocol()
+            .filter(|protocol| [6, 17].contains(protocol))?,
         SocketAddr::new(source, from),
         SocketAddr::new(destination, to),
     )
@@ -347,7 +348,10 @@ fn show_flow(told: &ToldOfFlow) -> String {
     targets.sort_unstable();
     targets.dedup();
     let goes = match targets.is_empty() {
-        true => "of which nothing has come".into(),
+        true => {
+            "of which nothing has come (whether the flow is one of a service was not looked at)"
+                .into()
+        }
         false => format!("which goes to {}", crate::output::list(&targets)),
     };
     format!("{}: bundle {}, {goes}\n", told.flow, told.bundle)

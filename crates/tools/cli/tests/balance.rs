@@ -495,6 +495,7 @@ fn flows_leave_a_neighbour_that_is_killed_and_go_back_to_none_that_is_dead() {
         site.neighbour(),
         &["balance", "beat", &here, "--key", &other],
     );
+    assert_eq!(running.line("other-key")["neighbour"], 0);
     let beats = site.start(site.neighbour(), &["balance", "beat", &here, "--key", &key]);
     assert_eq!(running.line("alive")["neighbour"], 0);
     let look = site.look_at_pair();
@@ -748,21 +749,9 @@ fn a_rule_of_a_monitor_elsewhere_has_a_flow_leave_if_it_has_the_key() {
         site.start(site.client(), &arguments)
     };
     let client = site.client_socket();
-    beside_late_beats(&client, || {
-        let strangers = monitor(&other);
-        // Also those of nobody.
-        client.send_to(b"{\"event\":\"rule\"}", &by).expect("sent");
-        let monitor = monitor(&key);
-        let line = running.line("leaves");
-        assert_eq!(line["rule"], "camera late");
-        let port = client.local_addr().expect("bound").port();
-        let flow = format!("udp {}:{port} > {SERVICE}", site.client().address());
-        assert_eq!(line["flow"], *flow);
-        let look = site.look();
-        until_true("the flow is somewhere else", || {
-            let status = look.status().expect("status");
-            status.cores.iter().filter(|core| core.packets > 0).count() == 2
-        });
+    let port = client.local_addr().expect("bound").port();
+    let flow = format!("udp {}:{port} > {SERVICE}", site.client().address());
+    let status = || -> Value {
         let program = takt(&[]);
         let mut status = site
             .balancer()
@@ -770,16 +759,42 @@ fn a_rule_of_a_monitor_elsewhere_has_a_flow_leave_if_it_has_the_key() {
             .expect("the host");
         status.args(["balance", "status", "-i", "eth0", "--json", "--flow", &flow]);
         let told = status.output().expect("takt starts").stdout;
-        let told: Value = serde_json::from_slice(&told).expect("JSON");
-        assert_eq!(told["bundle"], line["bundle"]);
-        let target = told["targets"].as_array().expect("targets").iter();
+        serde_json::from_slice(&told).expect("JSON")
+    };
+    beside_late_beats(&client, || {
+        let strangers = monitor(&other);
+        // Also those of nobody.
+        client.send_to(b"{\"event\":\"rule\"}", &by).expect("sent");
+        let look = site.look();
+        let bundle = status()["bundle"].as_u64().expect("a number") as u32;
+        // What an operator has put somewhere stays there.
+        look.assign(bundle, Some(Target::Core(0))).expect("there");
+        let first = monitor(&key);
+        let line = running.line("stays");
+        assert_eq!(
+            (&line["flow"], &line["bundle"]),
+            (&flow.clone().into(), &bundle.into())
+        );
+        drop(first);
+        look.assign(bundle, None).expect("there");
+        let second = monitor(&key);
+        let line = running.line("leaves");
+        assert_eq!(
+            (&line["flow"], &line["rule"]),
+            (&flow.clone().into(), &"camera late".into())
+        );
+        until_true("the flow is somewhere else", || {
+            let status = look.status().expect("status");
+            status.cores.iter().filter(|core| core.packets > 0).count() == 2
+        });
+        let told = status();
+        assert_eq!(told["bundle"], bundle);
+        let mut targets = told["targets"].as_array().expect("targets").iter();
         assert!(
-            target
-                .clone()
-                .any(|target| target.as_str().is_some_and(|to| to.starts_with("core:"))),
+            targets.any(|target| target.as_str().is_some_and(|to| to.starts_with("core:"))),
             "{told}"
         );
-        drop((strangers, monitor));
+        drop((strangers, second));
     });
     let end = running.end();
     assert!(end["control_messages"].as_u64() > Some(0), "{end}");

@@ -13,6 +13,7 @@ use takt_health::key::FlowKey;
 use takt_health::table::Event;
 
 use crate::failure::Failure;
+use crate::monitor::tai::utc_now;
 
 /// How far the clocks of who sends and who takes may be apart, with the time on the way.
 const HOLDS_NS: i64 = 10_000_000_000;
@@ -34,6 +35,7 @@ struct Written<'a> {
 #[derive(Debug, PartialEq, Deserialize)]
 struct Message {
     sent_ns: i64,
+    event: String,
     flow: String,
     rule: String,
     begins: bool,
@@ -55,9 +57,11 @@ pub enum Refused {
     #[error("it is no message of a rule, of this version")]
     Form,
     #[error(
-        "it was sent more than 10 s ago or later than now: the clocks of both hosts must agree within 10 s"
+        "it was sent more than 10 s ago, or as much later than now: the clocks of both hosts must agree within 10 s"
     )]
     Time,
+    #[error("it was sent before this began")]
+    Before,
     #[error("it has come before")]
     Again,
     #[error("more than 65,536 have come within 10 s")]
@@ -80,6 +84,8 @@ pub fn write(event: &Event, sent_ns: i64, key: Option<&Key>) -> serde_json::Resu
 /// What of messages is taken.
 struct Reader {
     key: Key,
+    /// What was sent before may have been taken by one that ran then.
+    began_ns: i64,
     /// Those that still hold, by their tags: when they were sent.
     taken: HashMap<Tag, i64>,
 }
@@ -98,8 +104,14 @@ impl Reader {
         }
         let message: Message = serde_json::from_slice(signed).map_err(|_| Refused::Form)?;
         let holds = |sent_ns: i64| now_ns.saturating_sub(sent_ns).saturating_abs() <= HOLDS_NS;
+        if message.event != "rule" {
+            return Err(Refused::Form);
+        }
         if !holds(message.sent_ns) {
             return Err(Refused::Time);
+        }
+        if message.sent_ns < self.began_ns {
+            return Err(Refused::Before);
         }
         if self.taken.len() >= REMEMBERED {
             self.taken.retain(|_, sent_ns| holds(*sent_ns));
@@ -125,6 +137,7 @@ impl Reader {
 /// Where messages come to.
 pub struct Control {
     socket: UdpSocket,
+    pub address: SocketAddr,
     reader: Reader,
     /// Reasons that were told.
     told: Vec<Refused>,
@@ -134,17 +147,23 @@ pub struct Control {
 
 impl Control {
     pub fn open(address: SocketAddr, key: Key) -> Result<Self, Failure> {
-        let socket = UdpSocket::bind(address)
-            .and_then(|socket| socket.set_nonblocking(true).map(|()| socket))
-            .map_err(|error| {
-                Failure::Other(format!(
-                    "cannot take control messages at {address}: {error}; name another address with --control"
-                ))
-            })?;
+        let bind = || {
+            let socket = UdpSocket::bind(address)?;
+            socket.set_nonblocking(true)?;
+            let bound = socket.local_addr()?;
+            Ok((socket, bound))
+        };
+        let (socket, address) = bind().map_err(|error: std::io::Error| {
+            Failure::Other(format!(
+                "cannot take control messages at {address}: {error}; name another address with --control"
+            ))
+        })?;
         Ok(Self {
             socket,
+            address,
             reader: Reader {
                 key,
+                began_ns: utc_now(),
                 taken: HashMap::new(),
             },
             told: Vec::new(),
@@ -204,6 +223,7 @@ mod tests {
     fn reader() -> Reader {
         Reader {
             key: key(1),
+            began_ns: NOW - 1,
             taken: HashMap::new(),
         }
     }
@@ -263,6 +283,9 @@ mod tests {
             let read = reader().read(&bytes, now_ns);
             assert_eq!(read.is_ok(), holds, "{read:?}");
         }
+        let mut late = reader();
+        late.began_ns = NOW + 1;
+        assert_eq!(late.read(&bytes, NOW + 2), Err(Refused::Before));
     }
 
     #[test]
@@ -292,6 +315,10 @@ mod tests {
                 "{text}"
             );
         }
+        let level = format!(
+            "{{\"event\":\"level\",\"flow\":\"\",\"rule\":\"\",\"begins\":true,\"sent_ns\":{NOW}}}\n"
+        );
+        assert_eq!(reader.read(&signed(&level), NOW), Err(Refused::Form));
         let channel = Event {
             flow: "channel 7 class 1 lane 1 source 1".into(),
             ..event(true)

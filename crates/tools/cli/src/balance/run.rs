@@ -45,7 +45,8 @@ packet, so that none is overtaken. --delta must be longer than paths to neighbou
 --rules names specifications and rules as of `takt monitor`. A rule whose actions have `control` makes the flow's bundle leave where it is.
 A flow with a max-delay leaves before so many packets wait that it would be late. Watched is what processors of this host
 get, where it leaves their queues. With --control, rules of a `takt monitor --control` elsewhere (on a neighbour, at the client) do the same: their
-messages are signed with the key, which is needed, and the hosts' clocks must agree within 10 s.
+messages are signed with the key, which is needed, and the hosts' clocks must agree within 10 s. Such a rule names the flow as it comes here: at the client,
+that is what `takt monitor --outgoing` sees. An assigned bundle stays.
 
 A neighbour has the service's address, too (on `lo`, with net.ipv4.conf.all.arp_ignore=1 and arp_announce=2, else it answers
 ARP for it, and asks in its name), and answers clients itself.
@@ -56,7 +57,8 @@ address, or in VXLAN: then mac= is that of its VXLAN device. It lives as long as
 A TSN stream (stream:…) is told by the destination and the VLAN of its frames, which carry no IP; frames that keep a link and its clock (ARP,
 LLDP, PTP, MRP, 802.1X, LACP) are never taken. Neighbours get streams by VXLAN alone, as they are: vni= and mac= are needed.
 
-What comes by a veth without a checksum, which is left to a device, is lost once it is sent on (UdpInCsumErrors): who sends needs `ethtool -K … tx off`.
+What comes by a veth without a checksum, which is left to a device, is lost once it is sent on (UdpInCsumErrors): who sends needs `ethtool -K … tx off`,
+and for streams with a VLAN `txvlan off`, or the tag is not seen.
 
 Native XDP is needed. Nothing is pinned: when this ends, by whatever signal, the program and its maps are gone and packets go
 the kernel's way.
@@ -146,6 +148,9 @@ enum Line<'a> {
         interface: &'a str,
         queues: u32,
         bundles: u32,
+        /// With --control.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        control: Option<SocketAddr>,
     },
     /// Of a neighbour.
     Dead {
@@ -163,8 +168,18 @@ enum Line<'a> {
     NotTaken {
         neighbour: u16,
     },
+    OtherKey {
+        neighbour: u16,
+    },
     /// A rule has a flow leave.
     Leaves {
+        at_ns: i64,
+        flow: &'a str,
+        rule: &'a str,
+        bundle: u32,
+    },
+    /// It would, and its bundle is assigned.
+    Stays {
         at_ns: i64,
         flow: &'a str,
         rule: &'a str,
@@ -370,16 +385,25 @@ fn leave(
     (at_ns, flow, rule): (i64, &str, &str),
     json: bool,
 ) -> Result<(), Failure> {
-    balancer.evict(hash);
+    let leaves = balancer.evict(hash);
     let bundle = hash & ((1 << bits) - 1);
-    match json {
-        true => print_json_line(&Line::Leaves {
+    match (json, leaves) {
+        (true, true) => print_json_line(&Line::Leaves {
             at_ns,
             flow,
             rule,
             bundle,
         }),
-        false => print(&format!("{rule}: {flow} leaves, bundle {bundle}\n")),
+        (true, false) => print_json_line(&Line::Stays {
+            at_ns,
+            flow,
+            rule,
+            bundle,
+        }),
+        (false, true) => print(&format!("{rule}: {flow} leaves, bundle {bundle}\n")),
+        (false, false) => print(&format!(
+            "{rule}: {flow} stays, bundle {bundle} is assigned: `takt balance assign … {bundle} auto` lets it go\n"
+        )),
     }
 }
 
@@ -470,6 +494,7 @@ impl Run {
                 interface: &self.interface,
                 queues,
                 bundles,
+                control: control.as_ref().map(|control| control.address),
             })?,
             false => print(&format!(
                 "{}: balancing {} over {} processors and {} neighbours\n",
@@ -528,6 +553,10 @@ impl Run {
                 "cannot be reached: see `ip route get` and `ip neigh`",
             ),
             Event::Reachable(neighbour) => (Line::Reachable { neighbour }, "can be reached"),
+            Event::OtherKey(neighbour) => (
+                Line::OtherKey { neighbour },
+                "sends beats that are not by this key, which are refused: give `takt balance beat` there the same file with --key",
+            ),
             Event::NotTaken(neighbour) => (
                 Line::NotTaken { neighbour },
                 "gets nothing: the device on the way takes no frames of XDP programs; of a veth, switch on `gro` at its other end (`ethtool -K`)",
@@ -537,7 +566,8 @@ impl Run {
         | Event::Alive(number)
         | Event::Unreachable(number)
         | Event::Reachable(number)
-        | Event::NotTaken(number)) = event;
+        | Event::NotTaken(number)
+        | Event::OtherKey(number)) = event;
         let address = self.neighbour.get(usize::from(number));
         let address = address.map(|neighbour| neighbour.address.to_string());
         match self.form.json {

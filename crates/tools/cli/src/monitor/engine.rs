@@ -350,15 +350,19 @@ impl Engine {
         if let Some(failed) = self.outlets.finish() {
             self.trouble = Some(failed);
         }
-        let failed = self.outlets.control_failed();
-        if failed > 0 {
-            eprintln!("takt: {failed} control messages could not be sent");
+        if let Some((failed, trouble)) = self.outlets.control_failed() {
+            eprintln!("takt: {failed} control messages could not be sent: the first to {trouble}");
         }
         if let Some(link) = self.parts.iter().find_map(|part| part.unknown_link) {
             let text = format!(
                 "{}: packets of link type {link} were left out: Ethernet (1), IP (101), Linux cooked (113, 276) and \
-                 loopback (0) are read",
-                self.name
+                 loopback (0) are read{}",
+                self.name,
+                match link {
+                    252 =>
+                        "; what `takt capture` writes is for Wireshark: watch the node itself with --node",
+                    _ => "",
+                }
             );
             self.trouble.get_or_insert(text);
         }

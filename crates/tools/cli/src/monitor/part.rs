@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufWriter};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -53,8 +53,9 @@ const ENETDOWN: i32 = rustix::io::Errno::NETDOWN.raw_os_error();
 pub struct Outlets {
     mirror: Option<Mutex<Mirror>>,
     control: Option<Receiver>,
-    /// Messages that could not be sent.
+    /// Messages that could not be sent, and where and why the first could not.
     control_failed: AtomicU64,
+    control_trouble: OnceLock<String>,
     remap: Option<Remap>,
 }
 
@@ -94,9 +95,10 @@ impl Outlets {
         }
     }
 
-    /// Messages that could not be sent.
-    pub fn control_failed(&self) -> u64 {
-        self.control_failed.load(Ordering::Relaxed)
+    /// How many messages could not be sent, and where and why the first could not.
+    pub fn control_failed(&self) -> Option<(u64, &str)> {
+        let trouble = self.control_trouble.get()?;
+        Some((self.control_failed.load(Ordering::Relaxed), trouble))
     }
 
     fn send(&self, event: &Event) {
@@ -104,8 +106,11 @@ impl Outlets {
             let sent = control::write(event, utc_now(), key.as_ref())
                 .map_err(io::Error::other)
                 .and_then(|message| socket.send_to(&message, to));
-            self.control_failed
-                .fetch_add(sent.is_err().into(), Ordering::Relaxed);
+            if let Err(error) = sent {
+                self.control_failed.fetch_add(1, Ordering::Relaxed);
+                self.control_trouble
+                    .get_or_init(|| format!("{to}: {error}"));
+            }
         }
     }
 

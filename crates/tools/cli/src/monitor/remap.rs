@@ -5,9 +5,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use takt_health::key::{FlowKey, Way};
-use taktd::admin::proto::ListDatapathsRequest;
+use taktd::admin::proto::{ListChannelsRequest, ListDatapathsRequest};
 
 use super::source::Source;
+use crate::admin::Daemon;
 use crate::channel;
 use crate::failure::Failure;
 
@@ -52,6 +53,20 @@ impl Wanted {
     }
 }
 
+/// Where somebody has mapped a channel; `None` also where the node does not say, which what follows finds out.
+fn mapped_to(daemon: &Daemon, channel: u64) -> Option<String> {
+    let request = ListChannelsRequest {
+        first: channel,
+        limit: 1,
+    };
+    let listed = daemon.ask(async |mut client| {
+        let answer = client.list_channels(request).await?;
+        Ok(answer.into_inner().channels)
+    });
+    let first = listed.ok()?.into_iter().next()?;
+    (first.channel == channel && !first.datapath.is_empty()).then_some(first.datapath)
+}
+
 impl Remap {
     /// Channels go to this datapath of the node that is watched.
     pub fn open(source: &Source, datapath: &str) -> Result<Self, Failure> {
@@ -74,6 +89,12 @@ impl Remap {
             while let Some(wanted) = told.next() {
                 for (channel, wanted) in wanted {
                     if wanted == mapped.contains(&channel) {
+                        continue;
+                    }
+                    if wanted && let Some(to) = mapped_to(&daemon, channel) {
+                        eprintln!(
+                            "takt: channel {channel} is mapped to {to} already, by hand or by another monitor: it stays so"
+                        );
                         continue;
                     }
                     let to = if wanted { &*datapath } else { "" };

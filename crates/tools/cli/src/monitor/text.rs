@@ -1,6 +1,7 @@
 //! Flows as a table of 80 columns, and as CSV.
 
 use takt_health::flow::Flow;
+use takt_health::key::{ChannelSource, Way};
 use takt_health::quantity::Unit;
 use takt_health::rule::Kpi;
 use takt_health::table::What;
@@ -48,6 +49,25 @@ fn shortened(name: &str) -> String {
     format!("{head}…{tail}")
 }
 
+/// A source of a channel, by what tells it from others first: `channel 7/6 to 10.8.0.2 0/42`, with class, lane and source.
+fn of_channel(source: &ChannelSource) -> String {
+    let way = match source.way {
+        Way::From => "from",
+        Way::To => "to",
+    };
+    let peer = source
+        .peer
+        .map_or_else(String::new, |peer| format!(" {way} {peer}"));
+    let name = format!(
+        "channel {}/{}{peer} {}/{}",
+        source.channel, source.class, source.lane, source.source
+    );
+    match name.chars().count() <= NAME {
+        true => name,
+        false => name.chars().take(NAME - 1).chain(['…']).collect(),
+    }
+}
+
 fn sparkline(flow: &Flow) -> String {
     let trend: Vec<u32> = flow.trend().collect();
     let last = &trend[trend.len().saturating_sub(SPARK)..];
@@ -68,7 +88,10 @@ pub fn row(engine: &Engine, flow: &Flow) -> [String; 7] {
     let report = flow.report(spec);
     let name = match spec {
         Some(spec) => spec.name.clone(),
-        None => flow.key.to_string().replace(" > ", ">"),
+        None => match flow.key.channel_source() {
+            Some(source) => of_channel(&source),
+            None => flow.key.to_string().replace(" > ", ">"),
+        },
     };
     let delay = report.delay.as_ref();
     let lost = report.lost.or(report.missing);
@@ -264,5 +287,25 @@ mod tests {
         let text = line(&widest);
         assert!(text.chars().count() <= 80, "{text}");
         assert!(widest[1].ends_with("[::1]:1"), "{}", widest[1]);
+    }
+
+    #[test]
+    fn of_a_channel_the_way_and_the_peer_are_shown_first() {
+        let source = ChannelSource {
+            channel: 7,
+            lane: 1,
+            source: 42,
+            class: 6,
+            way: Way::To,
+            peer: Some([10, 8, 0, 2].into()),
+        };
+        assert_eq!(of_channel(&source), "channel 7/6 to 10.8.0.2 1/42");
+        let long = of_channel(&ChannelSource {
+            channel: u64::MAX,
+            source: u32::MAX,
+            ..source
+        });
+        assert_eq!(long, "channel 18446744073709551615/6 to …");
+        assert_eq!(long.chars().count(), NAME);
     }
 }
