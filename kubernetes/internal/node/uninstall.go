@@ -8,14 +8,17 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
@@ -25,6 +28,11 @@ import (
 
 // uninstallAgain is the pause before it is looked again whether what stands in the way has gone.
 const uninstallAgain = 2 * time.Second
+
+// drivers are the agent's.
+var drivers = []string{reservation.Driver, reservation.NetworkDriver}
+
+var errSettling = errors.New("what was in the way has gone just now")
 
 // Uninstall takes away from the node what agents have brought and entered, says on /readyz when nothing is left, and waits
 // for the context to end: a DaemonSet runs it again otherwise.
@@ -54,8 +62,10 @@ func (n *Node) Uninstall(ctx context.Context) error {
 		}
 		serving.Go(func() { server.serve(ctx) })
 	}
+	leaving := &leaving{n: n, refused: map[types.UID][]Pod{}}
+	defer leaving.stop()
 	for {
-		err := n.uninstall(ctx)
+		err := n.uninstall(ctx, leaving)
 		mu.Lock()
 		left = err
 		mu.Unlock()
@@ -74,39 +84,18 @@ func (n *Node) Uninstall(ctx context.Context) error {
 	}
 }
 
-// uninstall does it once. It begins with nothing that pods which are still there would need.
-func (n *Node) uninstall(ctx context.Context) error {
-	found, err := n.records.load()
-	if err != nil {
-		return err
+// uninstall does it once. It begins with nothing that pods which are still there would need, and serves the kubelet that ends them.
+func (n *Node) uninstall(ctx context.Context, leaving *leaving) error {
+	if way := n.inTheWay(ctx, leaving); way != nil {
+		leaving.found = true
+		return errors.Join(way, leaving.serve(ctx))
 	}
-	var pods []string
-	for _, record := range found {
-		for _, pod := range record.Pods {
-			pods = append(pods, pod.Namespace+"/"+pod.Name)
-		}
+	if leaving.found {
+		// Whose last trace went a moment ago, the kubelet may not have ended yet.
+		leaving.found = false
+		return errSettling
 	}
-	gates, _, err := n.records.loadGates()
-	if err != nil {
-		return err
-	}
-	for _, c := range gates {
-		pods = append(pods, c.Pod.Namespace+"/"+c.Pod.Name)
-	}
-	if len(pods) > 0 {
-		return fmt.Errorf("pods with claims for CPU time or gate time are on the node, and the kubelet could not end them without the agent: delete %s", strings.Join(pods, ", "))
-	}
-	if used := n.configured(); n.config.Network != nil && used != "" {
-		return fmt.Errorf("%s names takt-cni, without which no pod of the node could start: take it out there first", used)
-	}
-	attached, err := n.stillAttached(ctx)
-	if err != nil {
-		return err
-	}
-	if len(attached) > 0 {
-		return fmt.Errorf("pods are attached by takt-cni, and could not be ended without it: delete %s; if a pod has gone already, remove its directory below %s",
-			strings.Join(attached, ", "), n.config.Network.Sockets)
-	}
+	leaving.stop()
 	mistakes := []error{remove(networkCDIFile(n.config.CDIDirectory), n.config.Gate)}
 	if n.config.Network != nil {
 		n.veths.keep(ctx, nil)
@@ -124,7 +113,7 @@ func (n *Node) uninstall(ctx context.Context) error {
 	for _, entry := range entries {
 		rest = append(rest, filepath.Join(n.config.RunDirectory, entry.Name()))
 	}
-	for _, driver := range []string{reservation.Driver, reservation.NetworkDriver} {
+	for _, driver := range drivers {
 		rest = append(rest, filepath.Join(n.config.KubeletPlugins, driver), filepath.Join(n.config.KubeletRegistry, driver+"-reg.sock"))
 	}
 	if err := remove(rest...); err != nil {
@@ -135,6 +124,79 @@ func (n *Node) uninstall(ctx context.Context) error {
 		_ = os.Remove(filepath.Join(n.host, directory))
 	}
 	return nil
+}
+
+// inTheWay is all that has to go before the agent can.
+func (n *Node) inTheWay(ctx context.Context, leaving *leaving) error {
+	var way []string
+	note := func(format string, args ...any) { way = append(way, fmt.Sprintf(format, args...)) }
+	if err := n.retract(ctx); err != nil {
+		note("%v", err)
+	}
+	pods := leaving.waiting()
+	found, err := n.records.load()
+	if err != nil {
+		note("%v", err)
+	}
+	for _, record := range found {
+		pods = append(pods, record.Pods...)
+	}
+	gates, _, err := n.records.loadGates()
+	if err != nil {
+		note("%v", err)
+	}
+	for _, c := range gates {
+		pods = append(pods, c.Pod)
+	}
+	var claiming []string
+	for _, pod := range pods {
+		claiming = append(claiming, pod.Namespace+"/"+pod.Name)
+	}
+	slices.Sort(claiming)
+	claiming = slices.Compact(claiming)
+	if len(claiming) > 0 {
+		note("pods with claims for CPU time or networks are on the node, and need the agent to end: delete %s", strings.Join(claiming, ", "))
+	}
+	attached, err := n.stillAttached(ctx)
+	if err != nil {
+		note("%v", err)
+	}
+	attached = slices.DeleteFunc(attached, func(at string) bool {
+		namespace, name, _ := cni.Named(at)
+		return slices.Contains(claiming, namespace+"/"+name)
+	})
+	if len(attached) > 0 {
+		note("pods are attached by takt-cni, and could not be ended without it: delete %s; if a pod has gone already, remove its directory below %s",
+			strings.Join(attached, ", "), n.config.Network.Sockets)
+	}
+	if used := n.configured(); n.config.Network != nil && used != "" {
+		note("%s names takt-cni, without which no pod of the node could start: take it out there first", used)
+	}
+	if len(way) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(way, "; and "))
+}
+
+// retract takes back what the node offers: nothing more is placed there.
+func (n *Node) retract(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, askAPI)
+	defer cancel()
+	api := n.client.ResourceV1().ResourceSlices()
+	found, err := api.List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + n.name})
+	if err != nil {
+		return fmt.Errorf("cannot see what the node offers: %w", err)
+	}
+	var mistakes []error
+	for _, slice := range found.Items {
+		if slice.Spec.NodeName == nil || *slice.Spec.NodeName != n.name || !slices.Contains(drivers, slice.Spec.Driver) {
+			continue
+		}
+		if err := api.Delete(ctx, slice.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			mistakes = append(mistakes, fmt.Errorf("cannot take back what the node offers: %w", err))
+		}
+	}
+	return errors.Join(mistakes...)
 }
 
 // remove takes files and directories away.

@@ -14,12 +14,14 @@ import (
 
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	k8stesting "k8s.io/client-go/testing"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
@@ -95,7 +97,9 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 		t.Fatalf("the link has %v", links())
 	}
 
-	if err := agent.uninstall(background); err == nil || !strings.Contains(err.Error(), "default/pod") {
+	leaving := &leaving{n: agent, refused: map[types.UID][]Pod{}}
+	defer leaving.stop()
+	if err := agent.uninstall(background, leaving); err == nil || !strings.Contains(err.Error(), "default/pod") {
 		t.Errorf("with a pod that has a claim: %v", err)
 	}
 	if err := agent.records.remove(claim.UID); err != nil {
@@ -108,13 +112,13 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := agent.uninstall(background); err == nil || !strings.Contains(err.Error(), "default/gated") {
+	if err := agent.uninstall(background, leaving); err == nil || !strings.Contains(err.Error(), "default/gated") {
 		t.Errorf("with a pod that has gate time: %v", err)
 	}
 	if err := agent.records.removeGate("gate"); err != nil {
 		t.Fatal(err)
 	}
-	if err := agent.uninstall(background); err == nil || !strings.Contains(err.Error(), "/etc/cni/net.d/10-pods.conflist") {
+	if err := agent.uninstall(background, leaving); err == nil || !strings.Contains(err.Error(), "/etc/cni/net.d/10-pods.conflist") {
 		t.Errorf("with takt-cni configured: %v", err)
 	}
 	if _, err := os.Stat(s.config.Gate); err != nil {
@@ -146,7 +150,7 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := agent.uninstall(background); err == nil || !strings.Contains(err.Error(), "delete plant/runs/net1; if") {
+	if err := agent.uninstall(background, leaving); err == nil || !strings.Contains(err.Error(), "delete plant/runs/net1; if") {
 		t.Errorf("with a pod that is attached: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(plugins, "takt-cni")); err != nil {
@@ -155,9 +159,12 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 	if err := s.client.CoreV1().Pods("plant").Delete(background, "runs", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	if err := agent.uninstall(background, leaving); !errors.Is(err, errSettling) || len(leaving.helpers) == 0 {
+		t.Errorf("as soon as nothing is in the way: %v, with %d drivers", err, len(leaving.helpers))
+	}
 	// Also a second time.
 	for range 2 {
-		if err := agent.uninstall(background); err != nil {
+		if err := agent.uninstall(background, leaving); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -187,6 +194,84 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 	}
 }
 
+func TestAnAgentThatUninstallsGivesClaimsBackAndPreparesNone(t *testing.T) {
+	s := newSite(t)
+	claim, late := s.claim("claim", plain, nil), s.claim("late", plain, nil)
+	s.prepare(claim)
+	s.prepare(s.claim("second", plain, nil))
+	s.until("its cores are published", func() bool {
+		slices, err := s.client.ResourceV1().ResourceSlices().List(background, metav1.ListOptions{})
+		return err == nil && len(slices.Items) == 1
+	})
+	s.stop()
+	other := "node-2"
+	for name, of := range map[string]resourceapi.ResourceSliceSpec{
+		"networks": {Driver: reservation.NetworkDriver, NodeName: &s.agent.name}, "gpus": {Driver: "gpu.example.com", NodeName: &s.agent.name},
+		"elsewhere": {Driver: reservation.Driver, NodeName: &other}, "everywhere": {Driver: reservation.Driver},
+	} {
+		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: of}
+		if _, err := s.client.ResourceV1().ResourceSlices().Create(background, slice, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), AdminSocket: filepath.Join(s.dir, "admin.sock"), Preload: "/l.so", Plugins: filepath.Join(s.dir, "bin")}
+	if err := s.config.Network.validate(); err != nil {
+		t.Fatal(err)
+	}
+	configurations := filepath.Join(s.dir, "host/etc/cni/net.d")
+	if err := os.MkdirAll(configurations, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s.write(filepath.Join(configurations, "10-pods.conflist"), `{"plugins": [{"type": "takt-cni"}]}`)
+	agent, err := New(nodeName, s.config, s.client, nil, s.backend)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent.host = filepath.Join(s.dir, "host")
+	leaving := &leaving{n: agent, refused: map[types.UID][]Pod{}}
+	defer leaving.stop()
+	says := func(what string) {
+		t.Helper()
+		if err := agent.uninstall(background, leaving); err == nil || err.Error() != what {
+			t.Errorf("in the way is %v", err)
+		}
+	}
+	const listed = "/etc/cni/net.d/10-pods.conflist names takt-cni, without which no pod of the node could start: take it out there first"
+	says("pods with claims for CPU time or networks are on the node, and need the agent to end: delete default/pod; and " + listed)
+	var left []string
+	slices, err := s.client.ResourceV1().ResourceSlices().List(background, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, slice := range slices.Items {
+		left = append(left, slice.Name)
+	}
+	if got := strings.Join(left, " "); got != "elsewhere everywhere gpus" {
+		t.Errorf("offered are %s", got)
+	}
+	for driver, of := range map[string]*resourceapi.ResourceClaim{reservation.Driver: claim, reservation.NetworkDriver: late} {
+		kubelet := drapb.NewDRAPluginClient(s.dial(filepath.Join(s.config.KubeletPlugins, driver, "dra.sock")))
+		named := []*drapb.Claim{{Namespace: late.Namespace, Name: late.Name, Uid: string(late.UID)}}
+		prepared, err := kubelet.NodePrepareResources(background, &drapb.NodePrepareResourcesRequest{Claims: named})
+		if err != nil || !strings.Contains(prepared.Claims[string(late.UID)].GetError(), "takt-node is being uninstalled on node node-1: delete the pod") {
+			t.Errorf("%s prepares: %v, %v", driver, prepared, err)
+		}
+		named = append(named, &drapb.Claim{Namespace: of.Namespace, Name: of.Name, Uid: string(of.UID)}, &drapb.Claim{Namespace: "default", Name: "second", Uid: "second-uid"})
+		unprepared, err := kubelet.NodeUnprepareResources(background, &drapb.NodeUnprepareResourcesRequest{Claims: named})
+		if err != nil || unprepared.Claims[string(of.UID)].GetError() != "" {
+			t.Errorf("%s gives back: %v, %v", driver, unprepared, err)
+		}
+	}
+	says(listed)
+	if err := os.RemoveAll(configurations); err != nil {
+		t.Fatal(err)
+	}
+	says(errSettling.Error())
+	if err := agent.uninstall(background, leaving); err != nil || len(leaving.helpers) > 0 {
+		t.Errorf("it ended with %v, and %d drivers", err, len(leaving.helpers))
+	}
+}
+
 func TestAnAgentThatUninstallsSaysWhatItCannotSeeAndNeverHangs(t *testing.T) {
 	s := newSite(t)
 	s.stop()
@@ -205,7 +290,7 @@ func TestAnAgentThatUninstallsSaysWhatItCannotSeeAndNeverHangs(t *testing.T) {
 	agent.host = s.dir
 	answer := func() (bool, runtime.Object, error) { return true, nil, errors.New("the server is away") }
 	s.client.PrependReactor("get", "pods", func(k8stesting.Action) (bool, runtime.Object, error) { return answer() })
-	if err := agent.uninstall(background); err == nil || !strings.Contains(err.Error(), "pod default/pytalk, which takt-cni has attached, has gone: the server is away") {
+	if err := agent.uninstall(background, &leaving{n: agent}); err == nil || !strings.Contains(err.Error(), "pod default/pytalk, which takt-cni has attached, has gone: the server is away") {
 		t.Errorf("with an API server that does not answer: %v", err)
 	}
 	answer = func() (bool, runtime.Object, error) { panic("a mistake of the agent") }
