@@ -258,7 +258,7 @@ func TestANodeSaysWhyItIsNobodysPeer(t *testing.T) {
 	}
 }
 
-// An interface is untold if the controller knows it and its network, and has nothing of it in stations.
+// An interface is untold if the controller knows it and its network, or there is none, and has nothing of it in stations.
 func TestWhatOtherNodesHaveNotBeenToldOfIsSaid(t *testing.T) {
 	self := &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
 	m := memberOf(t, t.TempDir(), nil, self)
@@ -270,7 +270,14 @@ func TestWhatOtherNodesHaveNotBeenToldOfIsSaid(t *testing.T) {
 		}
 	}
 	self.Status.Endpoints = []network.Endpoint{{Network: "tsn", MAC: "02:00:00:00:00:0a"}}
-	is("a network that is no TaktNetwork", false)
+	is("a network whose TaktNetwork was deleted", true)
+	m.n.config.Network.Unlisted = AllowUnlisted
+	is("a network that need not be a TaktNetwork", false)
+	m.n.config.Network.Unlisted = ""
+	if err := m.nets.GetStore().Add(&network.TaktNetwork{ObjectMeta: metav1.ObjectMeta{Name: "tsn"}}); err != nil {
+		t.Fatal(err)
+	}
+	is("a network that is not the node's", false)
 	self.Spec.Networks = []string{"tsn"}
 	self.Spec.Stations = []network.Station{{Network: "other", Place: network.Place{MAC: "02:00:00:00:00:0a"}}}
 	is("refused by the controller", true)

@@ -449,16 +449,20 @@ func (m *member) endpointsOf(all []*adminv1.ListenerStatus) []network.Endpoint {
 	return found
 }
 
-// untold says whether the controller has told other nodes nothing of an interface, although it has been told of that, and knows its network.
+// untold says whether the controller has told other nodes nothing of an interface, although it has been told of that, and knows its network
+// or there is none of that name any more.
 func (m *member) untold(endpoint *adminv1.Endpoint) bool {
 	self := m.known()
 	if self == nil {
 		return false
 	}
 	name, mac := endpoint.GetNetwork(), strings.ToLower(endpoint.GetMac())
-	return slices.Contains(self.Spec.Networks, name) &&
-		slices.ContainsFunc(self.Status.Endpoints, func(e network.Endpoint) bool { return e.Network == name && e.MAC == mac }) &&
-		!slices.ContainsFunc(self.Spec.Stations, func(s network.Station) bool { return s.Network == name && s.MAC == mac })
+	if !slices.ContainsFunc(self.Status.Endpoints, func(e network.Endpoint) bool { return e.Network == name && e.MAC == mac }) ||
+		slices.ContainsFunc(self.Spec.Stations, func(s network.Station) bool { return s.Network == name && s.MAC == mac }) {
+		return false
+	}
+	_, listed, _ := m.nets.GetStore().GetByKey(name)
+	return slices.Contains(self.Spec.Networks, name) || !listed && m.n.config.Network.Unlisted != AllowUnlisted
 }
 
 // listener is that of an attached interface. One that is younger than the last look is asked for.
