@@ -218,6 +218,49 @@ func untold(one *Pod) string {
 	return ""
 }
 
+// startError is the reason of a container that has ended before its program began, as when an agent refuses it.
+const startError = "StartError"
+
+// ends are those that a container's status knows of.
+func ends(c *corev1.ContainerStatus) []*corev1.ContainerStateTerminated {
+	return slices.DeleteFunc([]*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated},
+		func(end *corev1.ContainerStateTerminated) bool { return end == nil })
+}
+
+// started says whether a container of a pod runs, or has run. One that goes before them, once, is none of them.
+func started(pod *corev1.Pod) bool {
+	refused := false
+	for _, container := range pod.Status.ContainerStatuses {
+		if container.State.Running != nil {
+			return true
+		}
+		for _, end := range ends(&container) {
+			if end.Reason != startError {
+				return true
+			}
+			refused = true
+		}
+	}
+	return pod.Status.Phase != corev1.PodPending && !refused
+}
+
+// unstarted says why no container of a pod has started, as far as its status does.
+func unstarted(pod *corev1.Pod) string {
+	for _, container := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		reason, message := "", ""
+		if waiting := container.State.Waiting; waiting != nil {
+			reason, message = waiting.Reason, waiting.Message
+		}
+		for _, end := range ends(&container) {
+			reason, message = end.Reason, end.Message
+		}
+		if message != "" {
+			return "its container " + container.Name + " has not started: " + quote.Printable(reason+": "+message)
+		}
+	}
+	return "its containers have not started: see its events (kubectl describe pod)"
+}
+
 // unattached is what a pod lacks whose launch times nobody takes, unless it has none.
 const unattached = "no program of it has attached: is it dynamically linked, and does it ask for launch times (SO_TXTIME)?"
 
@@ -240,6 +283,8 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 		return ungated(one)
 	case len(one.Attached) == 0 && pod.Spec.HostNetwork:
 		return "it is in its node's own network, where no network attaches it: remove hostNetwork, or its annotations takt.dev/*"
+	case !started(pod):
+		return cmp.Or(ungated(one), untold(one), unstarted(pod))
 	case len(one.Attached) == 0 && pod.Annotations[reservation.TimeSensitive] != "true":
 		return "it asks for launch times, and no network has attached it: annotate it with " + reservation.TimeSensitive + ": \"true\""
 	case len(one.Attached) == 0:

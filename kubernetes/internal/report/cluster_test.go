@@ -134,6 +134,54 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 	}
 }
 
+// Of a pod that has not started it is not known what it would lack.
+func TestAPodThatHasNotStartedIsToldWhatItsContainersSay(t *testing.T) {
+	waiting := func(reason, message string) corev1.ContainerStatus {
+		return corev1.ContainerStatus{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}}
+	}
+	ended := func(status corev1.ContainerStatus, reason, message string) corev1.ContainerStatus {
+		status.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{Reason: reason, Message: message}
+		return status
+	}
+	running := corev1.ContainerStatus{Name: "side", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
+	before := corev1.ContainerStatus{Name: "first", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Completed"}}}
+	creating, attached := waiting("ContainerCreating", ""), []Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods"}}
+	const left, unknown = "no network has attached it: put takt-cni into the CNI configuration of its node", "its containers have not started: see its events (kubectl describe pod)"
+	for name, tc := range map[string]struct {
+		phase    corev1.PodPhase
+		init     []corev1.ContainerStatus
+		statuses []corev1.ContainerStatus
+		attached []Attached
+		waits    string
+		want     string
+	}{
+		"no sandbox":            {corev1.PodPending, nil, []corev1.ContainerStatus{creating}, nil, "", unknown},
+		"nothing said":          {corev1.PodPending, nil, nil, attached, "", unknown},
+		"refused":               {corev1.PodPending, nil, []corev1.ContainerStatus{creating, waiting("CreateContainerError", "NotAllowed: \x1b[2J")}, attached, "", `its container main has not started: CreateContainerError: NotAllowed: \x1b[2J`},
+		"refused at its start":  {corev1.PodRunning, nil, []corev1.ContainerStatus{ended(waiting("CrashLoopBackOff", "back-off 10s"), "StartError", "NotReserved")}, nil, "", "its container main has not started: StartError: NotReserved"},
+		"refused before others": {corev1.PodPending, []corev1.ContainerStatus{waiting("ImagePullBackOff", "no such image")}, []corev1.ContainerStatus{creating}, nil, "", "its container main has not started: ImagePullBackOff: no such image"},
+		"refused after others":  {corev1.PodPending, []corev1.ContainerStatus{before}, []corev1.ContainerStatus{waiting("CreateContainerError", "NotAllowed")}, attached, "", "its container main has not started: CreateContainerError: NotAllowed"},
+		"one runs":              {corev1.PodPending, nil, []corev1.ContainerStatus{creating, running}, nil, "", left},
+		"has run":               {corev1.PodRunning, nil, []corev1.ContainerStatus{ended(waiting("CrashLoopBackOff", "back-off 10s"), "Error", "")}, attached, "", unattached},
+		"without gate time":     {corev1.PodPending, nil, []corev1.ContainerStatus{creating}, nil, "GateTimeExceeded", "claim gates has no gate time: GateTimeExceeded"},
+	} {
+		talker := pod("default", "talker", "one", map[string]string{"takt.dev/time-sensitive": "true"})
+		talker.Status = corev1.PodStatus{Phase: tc.phase, InitContainerStatuses: tc.init, ContainerStatuses: tc.statuses}
+		client := fake.NewClientset(agent("takt-node-1", "one"), talker)
+		ask := func(context.Context, *corev1.Pod) (Node, error) {
+			networks := &Networks{Attached: tc.attached}
+			if tc.waits != "" {
+				networks.Waiting = []Waiting{{Namespace: "default", Pod: "talker", GateTime: []GateTime{{Claim: "gates", Problem: tc.waits}}}}
+			}
+			return Node{Networks: networks}, nil
+		}
+		pods, _, err := Cluster(context.Background(), client, ask, "default", Agents)
+		if err != nil || len(pods) != 1 || pods[0].Problem != tc.want {
+			t.Errorf("%s: %+v and not %q, %v", name, pods, tc.want, err)
+		}
+	}
+}
+
 // What the preload refuses, gives up or leaves to the kernel does not leave at its time either.
 func TestWhatGoesAroundTheRuntimeIsNoHealthyPod(t *testing.T) {
 	required, wanted := map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/preload": "required"}, map[string]string{"takt.dev/time-sensitive": "true"}
