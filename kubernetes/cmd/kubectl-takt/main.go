@@ -35,6 +35,7 @@ what it asks for, or an agent does not answer.
 
 It asks the agents (takt-node) through the API server: that needs the right to list pods in NAMESPACE, and where the agents
 run to list pods, to get pods/proxy and to create serviceaccounts/token, as role takt-node-view of the chart has it.
+Which claims of a pod without a node have room where needs the right to list nodes, resourceclaims, resourceslices and deviceclasses.
 
 Examples:
   kubectl takt

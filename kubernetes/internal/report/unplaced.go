@@ -29,6 +29,9 @@ const (
 // notPlaced is all that is known of a pod without a node.
 const notPlaced = "not placed yet: kubectl describe pod"
 
+// unseen is what is told of a pod with claims to who may not see what the scheduler sees.
+const unseen = notPlaced + "; which of its claims has room where is told to who may list nodes, resourceclaims, resourceslices and deviceclasses"
+
 // features are those that the scheduler of Kubernetes 1.36 has by default.
 var features = structured.Features{
 	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true, ConsumableCapacity: true,
@@ -40,6 +43,8 @@ type cluster struct {
 	claims  map[string]*resourceapi.ResourceClaim
 	classes map[string]*resourceapi.DeviceClass
 	alloc   structured.Allocator
+	// empty allocates as if no claim had anything yet.
+	empty structured.Allocator
 }
 
 // List and Get are the classes that the allocator asks for.
@@ -80,11 +85,7 @@ func newCluster(ctx context.Context, client kubernetes.Interface) (*cluster, err
 	for at := range classes.Items {
 		c.classes[classes.Items[at].Name] = &classes.Items[at]
 	}
-	state := structured.AllocatedState{
-		AllocatedDevices:         sets.New[structured.DeviceID](),
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
-	}
+	state := nothing()
 	for at := range claims.Items {
 		claim := &claims.Items[at]
 		c.claims[claim.Namespace+"/"+claim.Name] = claim
@@ -107,8 +108,21 @@ func newCluster(ctx context.Context, client kubernetes.Interface) (*cluster, err
 	for at := range pools.Items {
 		offered = append(offered, &pools.Items[at])
 	}
-	c.alloc, err = structured.NewAllocator(ctx, features, state, c, offered, cel.NewCache(100, cel.Features{EnableConsumableCapacity: true}))
+	expressions := cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})
+	if c.alloc, err = structured.NewAllocator(ctx, features, state, c, offered, expressions); err != nil {
+		return nil, err
+	}
+	c.empty, err = structured.NewAllocator(ctx, features, nothing(), c, offered, expressions)
 	return c, err
+}
+
+// nothing is allocated in it.
+func nothing() structured.AllocatedState {
+	return structured.AllocatedState{
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
 }
 
 // claimed is a claim of a pod, by the pod's name for it.
@@ -166,9 +180,9 @@ func (c *cluster) ours(claim *resourceapi.ResourceClaim) bool {
 }
 
 // room are the nodes that have the devices of all these claims.
-func (c *cluster) room(ctx context.Context, claims []*resourceapi.ResourceClaim) (names []string, err error) {
+func (c *cluster) room(ctx context.Context, alloc structured.Allocator, claims ...*resourceapi.ResourceClaim) (names []string, err error) {
 	for at := range c.nodes {
-		results, err := c.alloc.Allocate(ctx, &c.nodes[at], claims)
+		results, err := alloc.Allocate(ctx, &c.nodes[at], claims)
 		if err != nil {
 			return nil, err
 		}
@@ -207,12 +221,18 @@ func (c *cluster) lacking(ctx context.Context, claims []claimed) string {
 			}
 			continue
 		}
-		nodes, err := c.room(ctx, []*resourceapi.ResourceClaim{one.claim})
+		nodes, err := c.room(ctx, c.alloc, one.claim)
 		if err != nil {
 			return fmt.Sprintf("not placed yet: claim %s cannot be met: %v", one.name, err)
 		}
-		nowhere = nowhere || len(nodes) == 0
-		each = append(each, fmt.Sprintf("claim %s has room on %s", one.name, where(nodes)))
+		says := fmt.Sprintf("claim %s has room on %s", one.name, where(nodes))
+		if len(nodes) == 0 {
+			nowhere = true
+			if ever, err := c.room(ctx, c.empty, one.claim); err == nil && len(ever) == 0 {
+				says += ", also if all were empty (see what it asks for, its selectors, and whether a node offers that)"
+			}
+		}
+		each = append(each, says)
 		waiting = append(waiting, one.claim)
 	}
 	if len(waiting) == 0 {
@@ -221,7 +241,7 @@ func (c *cluster) lacking(ctx context.Context, claims []claimed) string {
 	if nowhere {
 		return "not placed yet: " + strings.Join(each, ", ")
 	}
-	together, err := c.room(ctx, waiting)
+	together, err := c.room(ctx, c.alloc, waiting...)
 	if held != "" {
 		together = slices.DeleteFunc(together, func(name string) bool { return name != held })
 	}
@@ -235,7 +255,7 @@ func (c *cluster) lacking(ctx context.Context, claims []claimed) string {
 }
 
 // unplaced says of the pods that have no node, and claim devices of Takt, which of the claims no node has room for: by namespace and name.
-// What else a pod asks of its node is not looked at. Who may not see all that the scheduler sees is told nothing.
+// What else a pod asks of its node is not looked at. Who may not see all that the scheduler sees is told that of time-sensitive ones.
 func unplaced(ctx context.Context, client kubernetes.Interface, pods []corev1.Pod) (map[string]string, error) {
 	told := map[string]string{}
 	var c *cluster
@@ -247,7 +267,10 @@ func unplaced(ctx context.Context, client kubernetes.Interface, pods []corev1.Po
 		if c == nil {
 			var err error
 			c, err = newCluster(ctx, client)
-			if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+			if apierrors.IsForbidden(err) {
+				return unseenOf(pods), nil
+			}
+			if apierrors.IsNotFound(err) {
 				return nil, nil
 			}
 			if err != nil {
@@ -263,4 +286,15 @@ func unplaced(ctx context.Context, client kubernetes.Interface, pods []corev1.Po
 		}
 	}
 	return told, nil
+}
+
+// unseenOf are the time-sensitive pods that have claims and no node.
+func unseenOf(pods []corev1.Pod) map[string]string {
+	told := map[string]string{}
+	for at := range pods {
+		if pod := &pods[at]; pod.Spec.NodeName == "" && len(pod.Spec.ResourceClaims) > 0 && !ended(pod) && timed(pod.Annotations) {
+			told[pod.Namespace+"/"+pod.Name] = unseen
+		}
+	}
+	return told
 }

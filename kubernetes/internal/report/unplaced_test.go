@@ -90,6 +90,8 @@ func TestAPodThatWaitsForANodeIsToldWhichOfItsClaimsHasRoomWhere(t *testing.T) {
 	templated.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "cpu", ResourceClaimName: &made}}
 	unmade := pod("default", "unmade", "", map[string]string{reservation.TimeSensitive: "true"})
 	unmade.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "cpu", ResourceClaimTemplateName: &template}}
+	misspelt := gate("misspelt", 1)
+	misspelt.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "` + reservation.NetworkDriver + `.example"`}}}
 	others := claim("others", "gpu", "memory", 1)
 	objects := []runtime.Object{
 		agent("takt-node-1", "one"), deviceClass(reservation.Driver), deviceClass(reservation.NetworkDriver), deviceClass("gpu"),
@@ -103,6 +105,9 @@ func TestAPodThatWaitsForANodeIsToldWhichOfItsClaimsHasRoomWhere(t *testing.T) {
 		claims(pod("default", "beside", "", nil), "kept", "gate-some"),
 		claims(pod("default", "has-all", "", nil), "kept"),
 		claims(pod("default", "of-others", "", nil), "others"),
+		allocated(gate("little", 100), reservation.NetworkDriver, "one", "pods", gates, 100), gate("gate-all", 1000), misspelt,
+		claims(pod("default", "taken", "", nil), "gate-all"),
+		claims(pod("default", "misspelt", "", nil), "misspelt"),
 		templated, unmade,
 	}
 	// All but 300 of a core of the first are taken, and the second has gates for little.
@@ -121,14 +126,17 @@ func TestAPodThatWaitsForANodeIsToldWhichOfItsClaimsHasRoomWhere(t *testing.T) {
 	for _, one := range found {
 		told[one.Pod] = one.Problem
 	}
+	const never = ", also if all were empty (see what it asks for, its selectors, and whether a node offers that)"
 	for name, want := range map[string]string{
-		"neither":   "not placed yet: claim its-cpu-much has room on no node, claim its-gate-much has room on no node",
-		"no-gates":  "not placed yet: claim its-cpu-little has room on five, four, one and 3 more, claim its-gate-much has room on no node",
+		"neither":   "not placed yet: claim its-cpu-much has room on no node" + never + ", claim its-gate-much has room on no node" + never,
+		"no-gates":  "not placed yet: claim its-cpu-little has room on five, four, one and 3 more, claim its-gate-much has room on no node" + never,
 		"apart":     "not placed yet: no node has room for all of its claims; claim its-cpu-some has room on two, claim its-gate-some has room on one",
 		"elsewhere": "not placed yet, though its claims have room on one: kubectl describe pod",
 		"beside":    "not placed yet: no node has room for all of its claims; claim its-kept is on two, claim its-gate-some has room on one",
 		"has-all":   "not placed yet: its claims have their devices already; kubectl describe pod",
-		"templated": "not placed yet: claim cpu has room on no node",
+		"templated": "not placed yet: claim cpu has room on no node" + never,
+		"taken":     "not placed yet: claim its-gate-all has room on no node",
+		"misspelt":  "not placed yet: claim its-misspelt has room on no node" + never,
 		"unmade":    notPlaced,
 	} {
 		if told[name] != want {
@@ -146,7 +154,7 @@ func TestAPodThatWaitsForANodeIsToldWhichOfItsClaimsHasRoomWhere(t *testing.T) {
 			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", fmt.Errorf("no rights"))
 		})
 		found, problems, err := Cluster(context.Background(), client, ask, "default", Agents)
-		if err != nil || len(problems) > 0 || len(found) != 1 || found[0].Problem != notPlaced {
+		if err != nil || len(problems) > 0 || len(found) != 1 || found[0].Pod != "unmade" || found[0].Problem != unseen {
 			t.Errorf("without the right to list %s: %v, %v, %v", resource, found, problems, err)
 		}
 	}
