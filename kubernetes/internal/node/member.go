@@ -350,7 +350,7 @@ func (m *member) fits(wanted *network.TaktNetwork, has *adminv1.Network) (reason
 	if has.GetProblem() != "" {
 		return network.NotFollowed, has.GetProblem(), ""
 	}
-	uplink, address, err := m.uplink(spec)
+	uplink, address, err := m.uplink(spec, has.GetInterface())
 	if err != nil {
 		return network.NoUplink, err.Error(), ""
 	}
@@ -372,8 +372,9 @@ func (m *member) fits(wanted *network.TaktNetwork, has *adminv1.Network) (reason
 	return network.Serving, "", vtep
 }
 
-// uplink is the interface that a network's frames leave by, with its address; nil where that cannot be told.
-func (m *member) uplink(spec *network.TaktNetworkSpec) (*net.Interface, netip.Addr, error) {
+// uplink is the interface that a network's frames leave by, with its address, where the TaktNetwork names none that which taktd has for it;
+// nil where that cannot be told.
+func (m *member) uplink(spec *network.TaktNetworkSpec, configured string) (*net.Interface, netip.Addr, error) {
 	if spec.Uplink != "" {
 		link, err := net.InterfaceByName(spec.Uplink)
 		if err != nil {
@@ -391,8 +392,15 @@ func (m *member) uplink(spec *network.TaktNetworkSpec) (*net.Interface, netip.Ad
 		}
 		return link, addresses[0], nil
 	}
+	if spec.VNI == nil {
+		link, err := net.InterfaceByName(configured)
+		if err != nil {
+			return nil, netip.Addr{}, nil
+		}
+		return link, netip.Addr{}, nil
+	}
 	own, err := netip.ParseAddr(os.Getenv("HOST_IP"))
-	if err != nil || spec.VNI == nil {
+	if err != nil {
 		return nil, netip.Addr{}, nil
 	}
 	links, err := net.Interfaces()

@@ -223,6 +223,25 @@ func TestANodeSaysWhatItHasAndWhatIsMissing(t *testing.T) {
 	c.is("what was told last stays", func(s *network.TaktNodeStatus) bool { return s.Runtime != nil && s.Runtime.Key != "" })
 }
 
+func TestTheMTUOfANativeNetworkFitsTheInterfaceThatTaktdHasForIt(t *testing.T) {
+	lo, err := net.InterfaceByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		device string
+		mtu    int
+		reason string
+	}{{"lo", lo.MTU, network.Serving}, {"lo", lo.MTU + 1, network.MTUTooLarge}, {"", lo.MTU + 1, network.Serving}, {"gone", lo.MTU + 1, network.Serving}} {
+		mtu := int32(tc.mtu)
+		wanted := &network.TaktNetwork{Spec: network.TaktNetworkSpec{MTU: &mtu}}
+		reason, message, _ := (&member{}).fits(wanted, &adminv1.Network{Interface: tc.device})
+		if reason != tc.reason || reason != network.Serving && !strings.Contains(message, fmt.Sprintf("write mtu: %d at most", lo.MTU)) {
+			t.Errorf("mtu %d at %q: %s, %s", mtu, tc.device, reason, message)
+		}
+	}
+}
+
 func TestANodeKnowsThePodsAndRuntimesOfOthersAndForgetsNoOperatorsEntry(t *testing.T) {
 	c := newCluster(t)
 	config := "[node]\naddress = \"127.0.0.1\"\n[[network]]\nname = \"tsn\"\ncarrier = \"vxlan:42\"\nstations = [{ mac = \"02:00:00:00:00:09\", vtep = \"192.0.2.9\" }]\n"
