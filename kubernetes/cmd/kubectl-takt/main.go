@@ -181,7 +181,11 @@ func table(out io.Writer, pods []report.Pod) error {
 			around = append(around, fmt.Sprintf("%d %s", passed[reason], reason))
 		}
 		for _, one := range pod.Reserved {
-			reserved = append(reserved, fmt.Sprintf("%s %s/%s", one.Container, one.Runtime, one.Period))
+			times := ""
+			if one.Threads > 1 {
+				times = fmt.Sprintf("%dx", one.Threads)
+			}
+			reserved = append(reserved, fmt.Sprintf("%s %s%s/%s", one.Container, times, one.Runtime, one.Period))
 		}
 		attached := "-"
 		if len(pod.Attached) > 0 {
