@@ -19,6 +19,7 @@ require (
 	github.com/containernetworking/cni v1.3.1 // indirect
 	github.com/vishvananda/netlink v1.3.1 // indirect
 	github.com/vishvananda/netns v0.0.5 // indirect
+	k8s.io/component-helpers v0.36.3 // indirect
 )
 
 require (
