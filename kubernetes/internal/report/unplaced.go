@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -20,8 +21,10 @@ import (
 )
 
 const (
-	// mostUnplaced is of how many pods without a node it is looked what they lack: each asks every node.
+	// mostUnplaced is of how many pods without a node it is looked what they lack, and mostLooking for how long, but for the last one: each asks
+	// every node.
 	mostUnplaced = 20
+	mostLooking  = 5 * time.Second
 	// mostNamed is how many nodes are named.
 	mostNamed = 3
 )
@@ -259,9 +262,10 @@ func (c *cluster) lacking(ctx context.Context, claims []claimed) string {
 func unplaced(ctx context.Context, client kubernetes.Interface, pods []corev1.Pod) (map[string]string, error) {
 	told := map[string]string{}
 	var c *cluster
+	began := time.Now()
 	for at := range pods {
 		pod := &pods[at]
-		if pod.Spec.NodeName != "" || len(pod.Spec.ResourceClaims) == 0 || ended(pod) || len(told) == mostUnplaced {
+		if pod.Spec.NodeName != "" || len(pod.Spec.ResourceClaims) == 0 || ended(pod) || len(told) == mostUnplaced || time.Since(began) > mostLooking {
 			continue
 		}
 		if c == nil {
