@@ -662,7 +662,7 @@ impl Balancer {
 }
 
 /// The target at a place of the map, if there can be one.
-fn target(at: u32, cores: usize) -> Option<Target> {
+pub(crate) fn target(at: u32, cores: usize) -> Option<Target> {
     let at = usize::try_from(at).ok()?;
     let number = match at < cores {
         true => at,

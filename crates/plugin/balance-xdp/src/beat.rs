@@ -48,7 +48,7 @@ pub struct Beat {
 }
 
 /// A key that a node and its neighbours share.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Key(hmac::Key);
 
 /// Why a datagram is no beat.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use takt_balance::Refused;
 use takt_balance::table::Target;
 
-use crate::balancer::now_ns;
+use crate::balancer::{now_ns, target};
 use crate::error::{Error, TO_FIND};
 use crate::maps::{About, Counters, LAYOUT, Maps, Waiting};
 use crate::program::BALANCE;
@@ -141,15 +141,9 @@ impl Look {
         let about = self.maps.about;
         (0..about.queues).map(move |queue| {
             let at = queue * self.maps.of_queue() + (bundle & about.mask);
-            let target = self.maps.bundles[at as usize]
-                .target
-                .load(Ordering::Relaxed);
-            let place = target.checked_sub(1)?;
-            // At most as many as have a place in maps.
-            match place.checked_sub(about.cores) {
-                None => Some(Target::Core(place as u16)),
-                Some(place) => Some(Target::Neighbour(place as u16)),
-            }
+            let goes = &self.maps.bundles[at as usize].target;
+            let place = goes.load(Ordering::Relaxed).checked_sub(1)?;
+            target(place, about.cores as usize)
         })
     }
 

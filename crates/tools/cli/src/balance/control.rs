@@ -50,7 +50,7 @@ pub struct Begun {
 }
 
 /// Why a message is not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     #[error("its tag is not by this key: give `takt monitor` the same file with --control-key")]
     Tag,

@@ -417,15 +417,18 @@ impl Limit {
 /// The hash of a flow, if it is one of these services.
 fn hash_of(services: &[Service], key: &FlowKey) -> Option<u32> {
     let mut services = services.iter();
-    if let Some(destination) = key.stream_destination() {
-        let avtp = key.ether_type() == Some(AVTP);
-        let takes = |service: &Service| service.takes_stream(destination, key.vlan(), avtp);
-        return services.any(takes).then(|| hash_of_any(key)).flatten();
-    }
-    let ((_, destination), (_, to)) = (key.addresses()?, key.ports()?);
-    let (protocol, destination) = (key.protocol()?, SocketAddr::new(destination, to));
-    let takes = |service: &Service| service.takes(protocol, destination);
-    services.any(takes).then(|| hash_of_any(key)).flatten()
+    let taken = match key.stream_destination() {
+        Some(destination) => {
+            let avtp = key.ether_type() == Some(AVTP);
+            services.any(|service| service.takes_stream(destination, key.vlan(), avtp))
+        }
+        None => {
+            let ((_, destination), (_, to)) = (key.addresses()?, key.ports()?);
+            let (protocol, destination) = (key.protocol()?, SocketAddr::new(destination, to));
+            services.any(|service| service.takes(protocol, destination))
+        }
+    };
+    if taken { hash_of_any(key) } else { None }
 }
 
 /// Waits for one of these, or for the time.
@@ -480,13 +483,14 @@ impl Run {
     pub fn run(self) -> Result<(), Failure> {
         let document = self.rules.as_deref().map(monitor::read).transpose()?;
         let stop = Stop::by_signals()?;
-        let mut balancer = Balancer::new(self.config()?)?;
+        let config = self.config()?;
+        let key = config.key.clone();
+        let mut balancer = Balancer::new(config)?;
         let health = document.map(|document| Health::new(&self.interface, &self.service, document));
         let mut health = health.transpose()?;
-        let mut control = match (self.control, &self.key) {
-            (Some(address), Some(key)) => Some(Control::open(address, Key::read(key)?)?),
-            _ => None,
-        };
+        let control = self.control.zip(key);
+        let control = control.map(|(address, key)| Control::open(address, key));
+        let mut control = control.transpose()?;
         let status = balancer.status()?;
         let (queues, bundles) = (status.queues, status.bundles);
         match self.form.json {
