@@ -132,6 +132,9 @@ func (r *rollout) choose() (reason, message string) {
 	if spec.CycleTime <= 0 {
 		return "Invalid", "cycleTime is 0: write how long a cycle lasts"
 	}
+	if sum := spec.EntriesTime(); sum > spec.CycleTime {
+		return "Invalid", fmt.Sprintf("the entries last %s and cycleTime is %s, which would cut them: write cycleTime %[1]s, or shorter intervals", sum, spec.CycleTime)
+	}
 	if _, err := spec.BaseNanoseconds(); err != nil {
 		return "Invalid", err.Error()
 	}

@@ -364,6 +364,26 @@ func TestAScheduleThatIsNoLongerAcceptedSaysWhereItRunsOn(t *testing.T) {
 	}
 }
 
+// A cycle ends when it ends (IEEE 802.1Q, clause 8.6.9.1): entries that it cuts are nobody's intention.
+func TestEntriesThatTheCycleCutsAreRefused(t *testing.T) {
+	w := worldOf("node-1")
+	schedule := scheduleOf("line", 0, "node-1")
+	schedule.Spec.CycleTime = schedule.Spec.EntriesTime() - 1
+	w.Schedules = []*network.GateSchedule{schedule}
+	is := meta.FindStatusCondition(w.next().Schedules["line"].Conditions, network.Accepted)
+	if is == nil || is.Status != metav1.ConditionFalse || is.Reason != "Invalid" || !strings.Contains(is.Message, "write cycleTime "+schedule.Spec.EntriesTime().String()) {
+		t.Errorf("it is %+v", is)
+	}
+	if has := w.has("node-1"); len(has) > 0 {
+		t.Errorf("node-1 is given %v", has)
+	}
+	schedule.Spec.CycleTime++
+	schedule.Generation++
+	if is := meta.FindStatusCondition(w.next().Schedules["line"].Conditions, network.Accepted); is.Status != metav1.ConditionTrue {
+		t.Errorf("a cycle as long as its entries: %+v", is)
+	}
+}
+
 // The API server takes any operator.
 func TestASelectorThatCannotBeReadIsNamed(t *testing.T) {
 	w := worldOf("node-1")

@@ -61,9 +61,8 @@ func (m *member) allows(ctx context.Context, sandbox *api.PodSandbox, ifName str
 	if !allowed {
 		return refuse(codeNotAllowed, "namespace %s may not use network %s: add it to access of the TaktNetwork, or remove the pod's annotation %s", sandbox.GetNamespace(), wanted.Name, cni.Annotation)
 	}
-	if has, most := listener.GetEndpoint().GetMtu(), wanted.Spec.MTU; most != nil && has > uint32(*most) {
-		m.n.event(podOf(sandbox), corev1.EventTypeWarning, network.MTUTooLarge, "the MTU of %s is %d, and network %s carries packets of %d bytes: write mtu: %d in the CNI configuration, and create the pod again, or raise mtu of the TaktNetwork",
-			ifName, has, wanted.Name, *most, *most)
+	if problem := m.tooLong(ifName, listener.GetEndpoint()); problem != "" {
+		m.n.event(podOf(sandbox), corev1.EventTypeWarning, network.MTUTooLarge, "%s", problem)
 	}
 	if len(excess) == 0 {
 		return nil

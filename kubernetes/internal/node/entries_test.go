@@ -289,3 +289,41 @@ func TestWhatOtherNodesHaveNotBeenToldOfIsSaid(t *testing.T) {
 		t.Error("an agent without objects says that others have not been told")
 	}
 }
+
+// What keeps a node from a network is said of each of its pods; a network that need not be a TaktNetwork lacks nothing.
+func TestWhyANodeDoesNotServeAPodsNetworkIsSaid(t *testing.T) {
+	self := &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
+	m := memberOf(t, t.TempDir(), nil, self)
+	endpoint := &adminv1.Endpoint{Network: "tsn", Mtu: 1500}
+	is := func(what, want string) {
+		t.Helper()
+		if got := m.unserved(endpoint); got != want {
+			t.Errorf("%s: %q", what, got)
+		}
+	}
+	is("nothing told yet", "")
+	self.Status.Networks = []network.ServedNetwork{{Name: "other", Reason: network.NoUplink, Message: "no uplink"}, {Name: "tsn", Reason: network.Serving}}
+	is("served", "")
+	self.Status.Networks[1] = network.ServedNetwork{Name: "tsn", Reason: network.Differs, Message: "the carrier differs"}
+	is("another carrier", "the carrier differs")
+	self.Status.Networks[1] = network.ServedNetwork{Name: "tsn", Reason: network.UnknownNetwork, Message: "there is none"}
+	is("a network whose TaktNetwork was deleted", "there is none")
+	m.n.config.Network.Unlisted = AllowUnlisted
+	is("a network that need not be a TaktNetwork", "")
+
+	most := int32(1500)
+	taktNetwork := &network.TaktNetwork{ObjectMeta: metav1.ObjectMeta{Name: "tsn"}, Spec: network.TaktNetworkSpec{MTU: &most}}
+	if err := m.nets.GetStore().Add(taktNetwork); err != nil {
+		t.Fatal(err)
+	}
+	if said := m.tooLong("eth0", endpoint); said != "" {
+		t.Errorf("an interface with the network's MTU: %q", said)
+	}
+	most = 1450
+	if said := m.tooLong("eth0", endpoint); !strings.Contains(said, "the MTU of eth0 is 1500, and network tsn carries packets of 1450 bytes: write mtu: 1450") {
+		t.Errorf("an interface with a larger MTU: %q", said)
+	}
+	if (*member)(nil).unserved(endpoint) != "" || (*member)(nil).tooLong("eth0", endpoint) != "" {
+		t.Error("an agent without objects knows of networks")
+	}
+}

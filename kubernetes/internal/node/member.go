@@ -473,6 +473,38 @@ func (m *member) untold(endpoint *adminv1.Endpoint) bool {
 	return slices.Contains(self.Spec.Networks, name) || !listed && m.n.config.Network.Unlisted != AllowUnlisted
 }
 
+// unserved is why the node does not serve the network of an interface as the TaktNetwork has it, or as there is none; empty: it does.
+func (m *member) unserved(endpoint *adminv1.Endpoint) string {
+	self := m.known()
+	if self == nil {
+		return ""
+	}
+	for _, served := range self.Status.Networks {
+		unlisted := served.Reason == network.UnknownNetwork && m.n.config.Network.Unlisted == AllowUnlisted
+		if served.Name == endpoint.GetNetwork() && served.Reason != network.Serving && !unlisted {
+			return served.Message
+		}
+	}
+	return ""
+}
+
+// tooLong says that an interface takes longer packets than its network carries; empty: it does not.
+func (m *member) tooLong(ifName string, endpoint *adminv1.Endpoint) string {
+	if m == nil {
+		return ""
+	}
+	found, there, _ := m.nets.GetStore().GetByKey(endpoint.GetNetwork())
+	if !there {
+		return ""
+	}
+	most := found.(*network.TaktNetwork).Spec.MTU
+	if most == nil || endpoint.GetMtu() <= uint32(*most) {
+		return ""
+	}
+	return fmt.Sprintf("the MTU of %s is %d, and network %s carries packets of %d bytes: write mtu: %[4]d in the CNI configuration, and create the pod again, or raise mtu of the TaktNetwork",
+		ifName, endpoint.GetMtu(), endpoint.GetNetwork(), *most)
+}
+
 // listener is that of an attached interface. One that is younger than the last look is asked for.
 func (m *member) listener(ctx context.Context, path string) (*adminv1.Listener, error) {
 	m.mu.Lock()

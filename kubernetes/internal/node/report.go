@@ -69,12 +69,13 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, map[string]bool
 		}
 		one := report.Attached{
 			Network: listener.GetEndpoint().GetNetwork(), Addresses: listener.GetEndpoint().GetAddresses(), Classes: listener.GetClasses(), Schedules: links,
-			Untold:   n.cluster.untold(listener.GetEndpoint()),
+			Untold: n.cluster.untold(listener.GetEndpoint()), Unserved: quote.Text(n.cluster.unserved(listener.GetEndpoint())),
 			Programs: status.GetSessions(), Launches: report.Launches{
 				Left: status.GetCounters().GetLaunched(), Late: status.GetCounters().GetLaunchedLate(), Missed: status.GetCounters().GetLaunchesMissed(),
 			},
 		}
 		one.Namespace, one.Pod, one.Interface = cni.Named(cni.Whole(filepath.Dir(listener.GetPath()), listener.GetIdentity()))
+		one.Note = n.cluster.tooLong(one.Interface, listener.GetEndpoint())
 		sockets[listener.GetPath()] = true
 		one.GateTime = n.gates.at(listener.GetPath())
 		if veth := n.veths.at(listener.GetPath()); veth != nil {

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -42,7 +43,7 @@ type Pod struct {
 	// Waiting are claims for gate time that it has nowhere.
 	Waiting  []Waiting  `json:"waiting,omitempty"`
 	Reserved []Reserved `json:"reserved,omitempty"`
-	// Note is what it may lack, if it launches anything: nobody knows whether it does.
+	// Note is what it may lack, if it launches anything, or anything long: nobody knows whether it does.
 	Note string `json:"note,omitempty"`
 	// Problem is what keeps it from what it asks for; empty: nothing is known of any.
 	Problem string `json:"problem,omitempty"`
@@ -65,6 +66,14 @@ func agents(ctx context.Context, client kubernetes.Interface, namespaces []strin
 	}
 	// What was evicted stays for a while, beside its successor.
 	return slices.DeleteFunc(all, func(agent corev1.Pod) bool { return ended(&agent) }), nil
+}
+
+// errLeaves: an agent takes away what is Takt's on its node, and knows of no pods.
+var errLeaves = errors.New("takt-node is being uninstalled")
+
+// leaves says whether an agent was told to.
+func leaves(agent *corev1.Pod) bool {
+	return slices.ContainsFunc(agent.Spec.Containers, func(c corev1.Container) bool { return slices.Contains(c.Args, "-uninstall") })
 }
 
 // Cluster asks the agents of the nodes that have pods of a namespace (all: ""), and returns those of them that are time-sensitive,
@@ -95,6 +104,10 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 		free <- struct{}{}
 		asked.Go(func() {
 			defer func() { <-free }()
+			if leaves(&agents[i]) {
+				answers[i].err = errLeaves
+				return
+			}
 			answers[i].Node, answers[i].err = ask(ctx, &agents[i])
 		})
 	}
@@ -106,6 +119,9 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 	for i, agent := range agents {
 		node := agent.Spec.NodeName
 		switch {
+		case answers[i].err == errLeaves:
+			silent[node] = errLeaves
+			problems = append(problems, fmt.Sprintf("node %s: %v, and says in its log what it waits for: kubectl logs -n %s %s", node, errLeaves, agent.Namespace, agent.Name))
 		case answers[i].err != nil:
 			silent[node] = answers[i].err
 			problems = append(problems, quote.Printable(fmt.Sprintf("node %s: its agent %s/%s does not answer: %v", node, agent.Namespace, agent.Name, answers[i].err)))
@@ -162,6 +178,11 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 		} else if !ended(&pod) {
 			one.Problem = cmp.Or(ungated(&one), untold(&one), unsent(&pod, &one))
 		}
+		for _, attached := range one.Attached {
+			if attached.Note != "" && one.Note == "" && !ended(&pod) {
+				one.Note = attached.Note
+			}
+		}
 		if one.TimeSensitive || claims != "" || len(one.Attached)+len(one.Reserved)+len(one.Waiting) > 0 {
 			found = append(found, one)
 		}
@@ -211,6 +232,9 @@ func ungated(one *Pod) string {
 // untold is what keeps other nodes from a pod; empty: nothing does.
 func untold(one *Pod) string {
 	for _, attached := range one.Attached {
+		if attached.Unserved != "" {
+			return "its node does not serve network " + attached.Network + ", that of " + attached.Interface + ": " + attached.Unserved
+		}
 		if attached.Untold {
 			return "other nodes have not been told of " + attached.Interface + " in network " + attached.Network + ": see the pod's events (kubectl describe pod), and kubectl describe taktnetwork " + attached.Network
 		}
@@ -271,6 +295,8 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 		return ""
 	case pod.Spec.NodeName == "":
 		return notPlaced
+	case silent == errLeaves:
+		return "takt-node is being uninstalled on its node: delete the pod"
 	case silent != nil && (node == nil || node.Networks == nil):
 		return "the agent of its node does not answer"
 	case node == nil:

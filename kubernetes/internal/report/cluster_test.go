@@ -45,7 +45,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		agent("takt-node-1", "one"), agent("takt-node-2", "two"), agent("takt-node-3", "three"), agent("reservations-4", "four"), agent("networks-4", "four"),
 		agent("cpu-only", "seven"),
 		pod("default", "receives", "one", map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/path": "preload"}),
-		pod("default", "misses-all", "one", sensitive), pod("default", "misses-some", "one", sensitive), pod("default", "undeclared", "one", sensitive), pod("default", "untimely", "one", nil), pod("default", "untold", "one", sensitive), pod("default", "untold-too", "one", nil),
+		pod("default", "misses-all", "one", sensitive), pod("default", "misses-some", "one", sensitive), pod("default", "undeclared", "one", sensitive), pod("default", "untimely", "one", nil), pod("default", "untold", "one", sensitive), pod("default", "long", "one", sensitive), pod("default", "unserved", "one", sensitive), pod("default", "untold-too", "one", nil),
 		pod("default", "talker", "one", sensitive), pod("default", "idle", "one", sensitive), pod("default", "left-out", "one", sensitive), pod("default", "halfway", "one", map[string]string{"takt.dev/preload.main": "required"}),
 		pod("default", "by-veth", "one", map[string]string{"takt.dev/path": "veth"}), pod("default", "no-preload", "one", map[string]string{"takt.dev/preload": "off"}),
 		pod("default", "static", "one", sensitive), pod("default", "gateless", "one", sensitive), pod("default", "unheard", "one", sensitive),
@@ -55,11 +55,14 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		pod("default", "reserved", "four", nil), pod("default", "attached", "four", nil), pod("default", "ordinary", "one", map[string]string{"takt.dev/time-sensitive": "false"}),
 		pod("other", "talker", "one", sensitive),
 	}
-	client := fake.NewClientset(objects...)
+	leaving := agent("leaving", "eight")
+	leaving.Spec.Containers = []corev1.Container{{Args: []string{"-config=/etc/takt-node/config.yaml", "-uninstall"}}}
+	client := fake.NewClientset(append(objects, leaving, pod("default", "left-alone", "eight", sensitive))...)
 	answers := map[string]Node{
 		"takt-node-1": {Networks: &Networks{Attached: []Attached{
 			{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: 1}, {Namespace: "default", Pod: "idle", Interface: "eth0", Network: "pods"},
-			{Namespace: "default", Pod: "receives", Interface: "eth0", Network: "pods"},
+			{Namespace: "default", Pod: "receives", Interface: "eth0", Network: "pods"}, {Namespace: "default", Pod: "long", Interface: "eth0", Network: "pods", Programs: 1, Note: "the MTU"},
+			{Namespace: "default", Pod: "unserved", Interface: "eth0", Network: "pods", Programs: 1, Untold: true, Unserved: "there is no TaktNetwork"},
 			{Namespace: "default", Pod: "misses-all", Interface: "eth0", Classes: []uint32{0}, Programs: 1, Launches: Launches{Missed: 300}},
 			{Namespace: "default", Pod: "misses-some", Interface: "eth0", Classes: []uint32{0}, Programs: 1, Launches: Launches{Left: 300, Missed: 7}, Refused: 7, RefusedBy: map[string]uint64{RefusedWindow: 7}},
 			{Namespace: "default", Pod: "undeclared", Interface: "eth0", Classes: []uint32{0, 5}, Programs: 1, Launches: Launches{Left: 1, Missed: 300}, Refused: 300, RefusedBy: map[string]uint64{RefusedUndeclared: 300}},
@@ -97,19 +100,19 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		shown = append(shown, fmt.Sprintf("%s %d %d %s", pod.Pod, len(pod.Attached), len(pod.Reserved), problem))
 	}
 	want := []string{
-		"attached 1 0 ", "by-veth 0 0 it asks for launch times, and no network has attached it", "done 1 0 ", "gateless 1 0 claim gates has lost its gate time", "halfway 0 0 it asks for launch times, and no network has attached it", "host 0 0 it is in its node's own network, where no network attaches it", "idle 1 0 no program of it has attached", "left-out 0 0 no network has attached it",
-		"lost 1 0 claim gates has lost its gate time",
+		"attached 1 0 ", "by-veth 0 0 it asks for launch times, and no network has attached it", "done 1 0 ", "gateless 1 0 claim gates has lost its gate time", "halfway 0 0 it asks for launch times, and no network has attached it", "host 0 0 it is in its node's own network, where no network attaches it", "idle 1 0 no program of it has attached", "left-alone 0 0 takt-node is being uninstalled on its node", "left-out 0 0 no network has attached it",
+		"long 1 0 ", "lost 1 0 claim gates has lost its gate time",
 		"misses-all 1 0 eth0 (classes [0])", "misses-some 1 0 ",
 		"no-agent 0 0 its node has no takt-node", "no-networks 0 0 the agent of its node serves no networks", "no-taktd 0 0 taktd of its node does not answer",
 		"nowhere 0 0 not placed yet", "receives 1 0 ", "refused 0 0 claim gates has no gate time", "reserved 0 1 ", "silent 0 0 the agent of its node does not answer", "static 1 0 ", "talker 1 0 ",
-		"undeclared 1 0 eth0 (classes [0 5])", "unheard 1 0 launch times are not taken at veth2, the veth of eth0", "untimely 1 0 net1 (classes [5])",
+		"undeclared 1 0 eth0 (classes [0 5])", "unheard 1 0 launch times are not taken at veth2, the veth of eth0", "unserved 1 0 its node does not serve network pods, that of eth0", "untimely 1 0 net1 (classes [5])",
 		"untold 1 0 other nodes have not been told of eth0 in network pods", "untold-too 1 0 other nodes have not been told of net1 in network tsn", "waits 0 0 claim gates has no gate time",
 	}
 	if !slices.Equal(shown, want) {
 		t.Errorf("shown are %q and not %q", shown, want)
 	}
 	for _, pod := range pods {
-		if noted := pod.Note != ""; noted != (pod.Pod == "receives") {
+		if noted := pod.Note != ""; noted != (pod.Pod == "receives" || pod.Pod == "long") {
 			t.Errorf("%s has note %q", pod.Pod, pod.Note)
 		}
 	}
@@ -125,7 +128,8 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 			}
 		}
 	}
-	if len(problems) != 2 || !strings.Contains(problems[0], "node three: taktd does not answer: connection refused") || !strings.Contains(problems[1], "kube-system/takt-node-2 does not answer: timed out") {
+	if len(problems) != 3 || !strings.Contains(problems[0], "node eight: takt-node is being uninstalled, and says in its log what it waits for: kubectl logs -n kube-system leaving") ||
+		!strings.Contains(problems[1], "node three: taktd does not answer: connection refused") || !strings.Contains(problems[2], "kube-system/takt-node-2 does not answer: timed out") {
 		t.Errorf("problems %q", problems)
 	}
 	all, _, err := Cluster(context.Background(), client, ask, "", Agents)

@@ -47,6 +47,10 @@ type Attached struct {
 	Classes []uint32 `json:"classes"`
 	// Untold: other nodes have not been told of it: they do not reach it, unless they follow a device of the kernel's.
 	Untold bool `json:"untold,omitempty"`
+	// Unserved is why the node does not serve the network as its TaktNetwork has it; empty: it does.
+	Unserved string `json:"unserved,omitempty"`
+	// Note is what of the pod's packets does not leave, if it sends such.
+	Note string `json:"note,omitempty"`
 	// Veth: launch times are to be taken at the node's end of its interface; nil: nobody wants that.
 	Veth *Veth `json:"veth,omitempty"`
 	// Programs are sessions of the pod's own programs with taktd at the moment.

@@ -12,6 +12,7 @@ use std::fmt;
 use serde::Serialize;
 use takt_time::{TaiTime, TrafficClass};
 
+use crate::link::Link;
 use crate::schedule::Schedule;
 use crate::summary::PortModel;
 
@@ -105,6 +106,13 @@ pub fn check(schedule: &Schedule, port: &PortModel, now: Option<TaiTime>) -> Vec
     // Stable: within a severity in the order of the rules.
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     findings
+}
+
+/// What of a schedule is lost by the length of its cycle: entries that it cuts or never comes to (a cycle begins anew
+/// whether or not the list is at its end: clause 8.6.9.1), or all, where not even the smallest frame fits into it. Such a list
+/// runs, but nobody means it: nodes do not install it.
+pub fn cut(schedule: &Schedule, link: &Link) -> Vec<Finding> {
+    list::cut(schedule, link)
 }
 
 /// A duration for people: `250 µs`, `1.5 ms`, `800 ns`.

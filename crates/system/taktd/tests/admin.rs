@@ -706,12 +706,30 @@ async fn a_schedule_is_installed_told_and_removed_and_a_wrong_one_is_refused_by_
     many.max_sdu = vec![0; 9];
     let mut empty = schedule.clone();
     empty.entries.clear();
+    let mut cut = schedule.clone();
+    cut.cycle_time_ns = 900_000;
+    let mut never = schedule.clone();
+    never.cycle_time_ns = 300_000;
+    let mut no_frame = schedule.clone();
+    no_frame.cycle_time_ns = 500;
     for (request, field) in [
         (install("udp", None), "schedule"),
         (install("dpdk", Some(schedule.clone())), "dpdk"),
         (install("udp", Some(octet)), "entries.gates"),
         (install("udp", Some(many)), "max_sdu"),
         (install("udp", Some(empty)), "takt schedule check"),
+        (
+            install("udp", Some(cut)),
+            "entry 1 overlaps the next cycle: 100 µs of its 700 µs are cut",
+        ),
+        (
+            install("udp", Some(never)),
+            "entry 1 would begin 300 µs into",
+        ),
+        (
+            install("udp", Some(no_frame)),
+            "the cycle of 500 ns is shorter than the smallest frame",
+        ),
     ] {
         let refused = client.install_schedule(request).await.expect_err("refused");
         assert_eq!(refused.code(), Code::InvalidArgument);

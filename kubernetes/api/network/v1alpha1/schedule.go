@@ -82,7 +82,7 @@ type Schedule struct {
 	// +kubebuilder:validation:items:Minimum=0
 	// +kubebuilder:validation:items:Maximum=7
 	InitialGates *[]int32 `json:"initialGates,omitempty"`
-	// Entries follow each other from the start of a cycle.
+	// Entries follow each other from the start of a cycle, and last no longer than it; the last one lasts until its end.
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=1024
@@ -150,6 +150,14 @@ type Selection struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	HighCredit int64 `json:"highCredit,omitempty"`
+}
+
+// EntriesTime is how long the entries last together.
+func (s *Schedule) EntriesTime() (sum Duration) {
+	for _, entry := range s.Entries {
+		sum += entry.Interval
+	}
+	return sum
 }
 
 // BaseNanoseconds is the base time, TAI.

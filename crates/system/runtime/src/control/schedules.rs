@@ -114,6 +114,9 @@ pub enum ScheduleError {
     /// The list cannot run.
     #[error("the schedule cannot run: {0} (`takt schedule check` explains every mistake)")]
     List(#[from] takt_schedule::gate::ListError),
+    /// Its cycle cuts it.
+    #[error("{0} (`takt schedule check` explains every mistake)")]
+    Cut(String),
     /// Its classes cannot be served so.
     #[error(transparent)]
     Selection(#[from] takt_schedule::selection::SelectionError),
@@ -239,10 +242,13 @@ impl Control {
             return Err(ScheduleError::Disabled);
         }
         let list = Arc::new(GateList::new(schedule)?);
-        if let Some(within) = schedule.require_sync_ns
-            && origin == Origin::Asked
-        {
-            self.clock_within(Duration::from_nanos(within))?;
+        if origin == Origin::Asked {
+            if let Some(finding) = takt_schedule::check::cut(schedule, &asked.link()).first() {
+                return Err(ScheduleError::Cut(finding.message.clone()));
+            }
+            if let Some(within) = schedule.require_sync_ns {
+                self.clock_within(Duration::from_nanos(within))?;
+            }
         }
         takt_schedule::selection::check(&schedule.selection, &asked.link())?;
         Ok((kind, list))

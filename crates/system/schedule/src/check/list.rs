@@ -4,6 +4,7 @@ use takt_time::TaiTime;
 
 use super::{Finding, Severity, readable};
 use crate::gate::{GateList, GateMask, HORIZON_NS};
+use crate::link::Link;
 use crate::schedule::{GateOperation, Schedule};
 use crate::summary::PortModel;
 
@@ -231,18 +232,6 @@ fn durations(schedule: &Schedule, port: &PortModel, findings: &mut Vec<Finding>)
     if cycle_ns == 0 {
         return;
     }
-    let smallest_ns = port.link.transmission_ns(0);
-    if cycle_ns < smallest_ns {
-        findings.push(Finding::new(
-            Severity::Error,
-            "cycle-too-short",
-            format!(
-                "the cycle of {} is shorter than the smallest frame ({} at the port's rate)",
-                readable(cycle_ns),
-                readable(smallest_ns)
-            ),
-        ));
-    }
     if entries_ns < cycle_ns {
         findings.push(Finding::new(
             Severity::Warning,
@@ -253,6 +242,26 @@ fn durations(schedule: &Schedule, port: &PortModel, findings: &mut Vec<Finding>)
                 readable(entries_ns),
                 readable(cycle_ns),
                 readable(cycle_ns - entries_ns)
+            ),
+        ));
+    }
+    findings.extend(cut(schedule, &port.link));
+}
+
+/// What is lost by the length of the cycle: no frame fits into it, or it ends before the entries do.
+pub(super) fn cut(schedule: &Schedule, link: &Link) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let cycle_ns = schedule.cycle_time_ns;
+    let entries_ns = schedule.entries_ns();
+    let smallest_ns = link.transmission_ns(0);
+    if cycle_ns < smallest_ns {
+        findings.push(Finding::new(
+            Severity::Error,
+            "cycle-too-short",
+            format!(
+                "the cycle of {} is shorter than the smallest frame ({} at the port's rate)",
+                readable(cycle_ns),
+                readable(smallest_ns)
             ),
         ));
     }
@@ -283,4 +292,5 @@ fn durations(schedule: &Schedule, port: &PortModel, findings: &mut Vec<Finding>)
             start = end;
         }
     }
+    findings
 }

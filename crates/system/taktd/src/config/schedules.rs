@@ -40,6 +40,12 @@ pub fn read(file: &File, document: &Document<'_>) -> Result<Vec<LinkSchedule>, B
                     };
                     return Err(Box::new(document.fault(way, error.to_string())));
                 }
+                if let Some(cut) =
+                    takt_schedule::check::cut(&schedule.schedule, &schedule.link()).first()
+                {
+                    let way = way!["schedule", index, "file"];
+                    return Err(Box::new(document.fault(way, cut.message.clone())));
+                }
                 one_lane(file, section, index, document)?;
                 schedules.push(schedule);
             }

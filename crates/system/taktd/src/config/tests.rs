@@ -1173,12 +1173,15 @@ fn schedules_are_read_from_their_files_and_what_is_not_done_is_refused_by_name()
              queues 1@0 1@1 base-time 0 sched-entry S 01 500000 sched-entry S 02 500000 clockid CLOCK_TAI {more}"
         )
     };
-    let settings = load(&taprio(""), "rate = 5\nvlan = true\n").expect("good");
+    let settings = load(&taprio(""), "rate = 5_000_000\nvlan = true\n").expect("good");
     assert_eq!(settings.state.as_deref(), Some(Path::new("/s")));
     let [schedule] = &settings.runtime.schedules[..] else {
         panic!("{:?}", settings.runtime.schedules);
     };
-    assert_eq!((schedule.datapath.as_str(), schedule.rate_bps), ("udp", 5));
+    assert_eq!(
+        (schedule.datapath.as_str(), schedule.rate_bps),
+        ("udp", 5_000_000)
+    );
     assert!(schedule.vlan);
     assert_eq!(schedule.classes.numbers(), [0, 0, 1, 1, 0, 0, 0, 1]);
     assert_eq!(schedule.schedule.cycle_time_ns, 1_000_000);
@@ -1197,8 +1200,8 @@ fn schedules_are_read_from_their_files_and_what_is_not_done_is_refused_by_name()
         )
     };
     load(
-        &credit("100"),
-        "rate = 100\n[datapath.udp]\nlanes = [1]\n[[lane]]\n[[lane]]\n",
+        &credit("100_000_000"),
+        "rate = 100_000_000\n[datapath.udp]\nlanes = [1]\n[[lane]]\n[[lane]]\n",
     )
     .expect("good");
     for (text, more, named) in [
@@ -1213,13 +1216,23 @@ fn schedules_are_read_from_their_files_and_what_is_not_done_is_refused_by_name()
             "its last frame may end at 1.991999 ms",
         ),
         (credit("100"), "rate = 0\n", "`schedule[0].rate`"),
-        (credit("101"), "rate = 100\n", "idle slopes"),
-        (credit("0"), "rate = 100\n", "idle slope of 0"),
+        (credit("100_000_001"), "rate = 100_000_000\n", "idle slopes"),
+        (credit("0"), "rate = 100_000_000\n", "idle slope of 0"),
         (taprio(""), "[[lane]]\n[[lane]]\n", "2 lanes carry"),
         (
             taprio(""),
             "[datapath.udp]\nlanes = [0, 2]\n[[lane]]\n[[lane]]\n[[lane]]\n",
             "`schedule[0].datapath`",
+        ),
+        (
+            taprio("cycle-time 900000"),
+            "",
+            "`schedule[0].file`: entry 1 overlaps the next cycle: 100 µs of its 500 µs are cut",
+        ),
+        (
+            taprio(""),
+            "rate = 500_000\n",
+            "the cycle of 1 ms is shorter than the smallest frame",
         ),
         (taprio("fp E P"), "", "fp:"),
         (
