@@ -158,14 +158,22 @@ impl Directory {
         self.text(name)
     }
 
+    /// [`write`](Self::write) of what its owner alone may read.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn write_secret(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        let path = self.write(name, content);
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("its mode");
+        path
+    }
+
     /// The section of a node's configuration by which all nodes of a test know each other, with its files.
     ///
     /// # Panics
     /// When they cannot be written.
     pub fn security(&self) -> String {
-        let group = self.write("group.key", GROUP_KEY);
-        let mode = Permissions::from_mode(0o600);
-        std::fs::set_permissions(&group, mode).expect("its mode");
+        let group = self.write_secret("group.key", GROUP_KEY);
         let own = self.text("node.key");
         format!("[security]\ngroup_key_file = \"{group}\"\nkey_file = \"{own}\"\n")
     }

@@ -14,6 +14,7 @@
 //! | 32–47 | [`Tag`] of the bytes before, by the common key; 0 without one |
 
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use aws_lc_rs::{constant_time, hmac};
@@ -74,23 +75,33 @@ impl Key {
         match secret.len() >= SHORTEST_KEY {
             true => Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, secret))),
             false => Err(Error::Config(format!(
-                "a key of {} bytes: at least {SHORTEST_KEY} are needed, as `head -c 32 /dev/urandom > FILE` makes them",
+                "a key of {} bytes: at least {SHORTEST_KEY} are needed, as `(umask 077; head -c 32 /dev/urandom > FILE)` makes them",
                 secret.len()
             ))),
         }
     }
 
-    /// All bytes of a file.
+    /// All bytes of a file, which is not everybody's to read.
     ///
     /// # Errors
     /// [`Error::Config`].
     pub fn read(path: &Path) -> Result<Self, Error> {
+        let name = path.display();
         let mut secret = Vec::new();
-        std::fs::File::open(path)
-            .and_then(|file| file.take(LONGEST_KEY).read_to_end(&mut secret))
-            .map_err(|error| {
-                Error::Config(format!("cannot read the key {}: {error}", path.display()))
-            })?;
+        let read = || {
+            let file = std::fs::File::open(path)?;
+            let mode = file.metadata()?.mode() & 0o7777;
+            file.take(LONGEST_KEY).read_to_end(&mut secret)?;
+            Ok(mode)
+        };
+        let mode = read().map_err(|error: std::io::Error| {
+            Error::Config(format!("cannot read the key {name}: {error}"))
+        })?;
+        if mode & 0o007 != 0 {
+            return Err(Error::Config(format!(
+                "the key {name} has mode {mode:04o}: anybody can read it; chmod 600 {name}"
+            )));
+        }
         Self::new(&secret)
     }
 

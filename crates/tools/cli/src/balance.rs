@@ -81,7 +81,7 @@ struct SendBeats {
     /// Functions that this host provides, 0 to 63 [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=63))]
     functions: Vec<u8>,
-    /// A file whose bytes, 16 at least, are the key of beats
+    /// A file whose bytes, 16 at least, are the key of beats, and which others may not read
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Stop after this time

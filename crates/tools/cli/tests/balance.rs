@@ -482,7 +482,7 @@ fn flows_leave_a_neighbour_that_is_killed_and_go_back_to_none_that_is_dead() {
     let site = Site::new();
     let (here, neighbour) = (site.balancer().address(), site.neighbour().address());
     let directory = Directory::new();
-    let key = directory.write("key", [9; 32]);
+    let key = directory.write_secret("key", [9; 32]);
     let neighbour = neighbour.to_string();
     // Long enough for a busy machine.
     let running = site.balance(&["--neighbour", &neighbour, "--silence", "1s", "--key", &key]);
@@ -490,7 +490,7 @@ fn flows_leave_a_neighbour_that_is_killed_and_go_back_to_none_that_is_dead() {
     traffic.until_all_reach(1);
     let here = here.to_string();
     // Whoever has another key does not live.
-    let other = directory.write("other", [8; 32]);
+    let other = directory.write_secret("other", [8; 32]);
     let forger = site.start(
         site.neighbour(),
         &["balance", "beat", &here, "--key", &other],
@@ -727,8 +727,8 @@ fn a_rule_of_a_monitor_elsewhere_has_a_flow_leave_if_it_has_the_key() {
     let directory = Directory::new();
     let rules = directory.write("rules.toml", LATE);
     let (key, other) = (
-        directory.write("key", [9; 32]),
-        directory.write("other", [8; 32]),
+        directory.write_secret("key", [9; 32]),
+        directory.write_secret("other", [8; 32]),
     );
     let by = format!("{}:7485", site.balancer().address());
     let running = site.balance(&["--control", &by, "--key", &key]);
@@ -860,7 +860,12 @@ fn whoever_asks_for_what_there_is_not_is_told_and_what_is_killed_leaves_nothing(
     );
     refused(&run(&["-i", "lo"]), "native XDP program");
     let directory = Directory::new();
-    let key = directory.write("key", [9; 32]);
+    let key = directory.write_secret("key", [9; 32]);
+    let open = directory.write("open", [9; 32]);
+    refused(
+        &[&run(&[]), &["-i", "eth0", "--key", &open][..]].concat(),
+        "anybody can read it; chmod 600",
+    );
     let arguments = ["-i", "eth0", "--no-beats", "--key", &key];
     refused(
         &[&run(&[]), &arguments[..]].concat(),

@@ -116,7 +116,7 @@ pub struct Run {
     /// Neighbours send no beats, and live
     #[arg(long, conflicts_with_all = ["silence", "beats"])]
     no_beats: bool,
-    /// A file whose bytes, 16 at least, are the key of beats and control messages; without it, beats are known by their source address alone,
+    /// A file whose bytes, 16 at least, are the key of beats and control messages, and which others may not read; without it, beats are known by their source address alone,
     /// and whoever can send from that keeps a neighbour alive, or ends it
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
