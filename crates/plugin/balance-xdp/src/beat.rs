@@ -88,7 +88,7 @@ impl Key {
     pub fn read(path: &Path) -> Result<Self, Error> {
         let name = path.display();
         let mut secret = Vec::new();
-        let read = || {
+        let mut read = || {
             let file = std::fs::File::open(path)?;
             let mode = file.metadata()?.mode() & 0o7777;
             file.take(LONGEST_KEY).read_to_end(&mut secret)?;
