@@ -359,6 +359,7 @@ impl Isochronous {
         };
         let sent = self.sent();
         let told = |ns: f64| match ns {
+            ns if ns <= EARLY => "early".to_owned(),
             ns if ns < 1e6 => format!("{:.1}", ns / 1e3),
             ns => format!("{:.0}", ns / 1e3),
         };
@@ -505,10 +506,13 @@ impl Isochronous {
     }
 }
 
-/// Loaded over alone, of the p99. What was early counts as 0, to which nothing has a ratio.
+/// What was early is the shortest that is told apart, 1 ns.
+const EARLY: f64 = 1.0;
+
+/// Loaded over alone, of the p99. Nothing has a ratio to what was early.
 fn ratio(alone: Option<&Percentiles>, loaded: Option<&Percentiles>) -> Option<f64> {
     let (alone, loaded) = (alone?.p99, loaded?.p99);
-    (alone > 0.0).then_some(loaded / alone)
+    (alone > EARLY).then_some(loaded / alone)
 }
 
 /// The sample that the first of the tables shows.
