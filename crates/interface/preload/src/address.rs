@@ -66,6 +66,20 @@ pub fn inet6(address: IpAddr) -> [u8; INET6] {
     bytes
 }
 
+/// An address with its port as the family of a socket writes it.
+pub fn written(address: SocketAddr, six: bool) -> Vec<u8> {
+    let mut bytes = match (address.ip(), six) {
+        (IpAddr::V4(ip), false) => inet(ip).to_vec(),
+        (ip, _) => inet6(ip).to_vec(),
+    };
+    bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
+    if let SocketAddr::V6(address) = address {
+        bytes[4..8].copy_from_slice(&address.flowinfo().to_be_bytes());
+        bytes[24..28].copy_from_slice(&address.scope_id().to_ne_bytes());
+    }
+    bytes
+}
+
 /// An address of the link layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkAddress {
@@ -108,6 +122,20 @@ mod tests {
         assert_eq!(parse(&six), Some("[2001:db8::7]:0".parse().unwrap()));
         let mapped = inet6("192.0.2.1".parse().unwrap());
         assert_eq!(parse(&mapped), Some("192.0.2.1:0".parse().unwrap()));
+    }
+
+    #[test]
+    fn addresses_are_written_as_they_are_read() {
+        for (text, six) in [
+            ("192.0.2.1:4321", false),
+            ("192.0.2.1:4321", true),
+            ("[2001:db8::7%3]:9", true),
+        ] {
+            let address = text.parse().unwrap();
+            let bytes = written(address, six);
+            assert_eq!(parse(&bytes), Some(address));
+            assert_eq!(bytes.len(), if six { INET6 } else { INET });
+        }
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub struct Waiting {
     pub key: Key,
     /// Its content.
     pub payload: Vec<u8>,
+    /// Its control messages, for the kernel, should it send it after all.
+    pub control: Vec<u8>,
     /// What it asks for.
     pub request: Request,
     /// When it began to wait.

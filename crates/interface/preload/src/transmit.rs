@@ -13,7 +13,7 @@ use takt_wire::ethernet;
 
 use crate::abi::{self, timestamping};
 use crate::address;
-use crate::announce;
+use crate::announce::{self, Mode};
 use crate::control::{self, Control, Priority};
 use crate::destination::{self, Key, Way};
 use crate::errors;
@@ -265,22 +265,7 @@ pub fn send_by_monotonic(
         }
         let mut bytes = vec![0; length];
         memory::read_bytes(&mut bytes, header.msg_control).ok()?;
-        let mut places = Vec::new();
-        let mut rest = bytes.as_slice();
-        while let Some(Ok((level, name, content))) = control::next(&mut rest) {
-            if (level, name) == (libc::SOL_SOCKET, libc::SCM_TXTIME)
-                && let Ok(content) = content.try_into().map(u64::from_ne_bytes)
-                && content != 0
-            {
-                let behind = rest.len();
-                let end = bytes.len() - behind;
-                places.push((end, clock.to_monotonic(content)));
-            }
-        }
-        for (end, time) in places {
-            // The content is eight bytes, and nothing pads it.
-            bytes[end - 8..end].copy_from_slice(&time.to_ne_bytes());
-        }
+        by_monotonic(clock, &mut bytes);
         header.msg_control = bytes.as_mut_ptr().cast();
         // SAFETY: the program's message, with control messages of ours that are there for the call.
         let result = unsafe { real::sendmsg(fd, &header, flags) };
@@ -293,6 +278,25 @@ pub fn send_by_monotonic(
     Some(result)
 }
 
+/// Writes the launch time among control messages as the monotonic clock has it.
+fn by_monotonic(clock: Clock, control: &mut [u8]) {
+    let mut places = Vec::new();
+    let mut rest = &*control;
+    while let Some(Ok((level, name, content))) = control::next(&mut rest) {
+        if (level, name) == (libc::SOL_SOCKET, libc::SCM_TXTIME)
+            && let Ok(content) = content.try_into().map(u64::from_ne_bytes)
+            && content != 0
+        {
+            let end = control.len() - rest.len();
+            places.push((end, clock.to_monotonic(content)));
+        }
+    }
+    for (end, time) in places {
+        // The content is eight bytes, and nothing pads it.
+        control[end - 8..end].copy_from_slice(&time.to_ne_bytes());
+    }
+}
+
 /// As a socket does: waits for room unless it must not.
 fn send_waiting(
     socket: &'static Socket,
@@ -303,13 +307,20 @@ fn send_waiting(
 ) -> Fate {
     let begun = kernel::monotonic();
     let [mut pause, longest] = PAUSES;
+    let (mut way, mut waited) = (None, false);
+    // The descriptor leads elsewhere: while one waited for room, it was closed, and what has its number by now is not meant.
+    let elsewhere = |waited| match waited {
+        true => Fate::Taken(Err(libc::EBADF)),
+        false => Fate::Kernel,
+    };
     loop {
         let Some(mut state) = socket.current(fd, inside) else {
-            return Fate::Kernel;
+            return elsewhere(waited);
         };
-        match attempt(socket, fd, &mut state, message, flags, inside) {
+        match attempt(socket, fd, &mut state, message, flags, &mut way, inside) {
             Ok(()) => return Fate::Taken(Ok(message.total)),
-            Err(Obstacle::Untimed | Obstacle::Elsewhere) => return Fate::Kernel,
+            Err(Obstacle::Untimed) => return Fate::Kernel,
+            Err(Obstacle::Elsewhere) => return elsewhere(waited),
             // As far as the runtime reaches, and no message is longer for it than for the kernel.
             Err(Obstacle::Unserved(_) | Obstacle::Error(libc::EMSGSIZE))
                 if is_optional(&state, message) =>
@@ -340,6 +351,7 @@ fn send_waiting(
         if kernel::pause(pause) && (timeout != 0 || !kernel::handlers_restart_calls()) {
             return Fate::Taken(Err(libc::EINTR));
         }
+        waited = true;
         pause = (pause * 2).min(longest);
     }
 }
@@ -468,13 +480,14 @@ fn source_of<'a>(
     source.as_ref().ok_or(Obstacle::Unserved(Reason::Runtime))
 }
 
-/// One try to send.
+/// One try to send, the way of the first one: whom the socket is connected to meanwhile, the message is not for.
 fn attempt(
     socket: &Socket,
     fd: c_int,
     state: &mut State,
     message: &Message,
     flags: c_int,
+    way: &mut Option<Key>,
     inside: &Inside,
 ) -> Result<(), Obstacle> {
     let options = state.options.as_mut().ok_or(Obstacle::Elsewhere)?;
@@ -482,7 +495,10 @@ fn attempt(
     let key = match options.kind {
         Kind::Udp { six } => {
             bind_if_needed(socket, fd, options, six)?;
-            Some(key(options, &request.control, message.name(), six)?)
+            if way.is_none() {
+                *way = Some(key(options, &request.control, message.name(), six)?);
+            }
+            *way
         }
         Kind::Frames | Kind::Packets => None,
     };
@@ -539,6 +555,7 @@ fn hold(
     state.held.push(Waiting {
         key,
         payload,
+        control: message.control().to_vec(),
         request,
         since: launch::now(),
     });
@@ -575,9 +592,12 @@ pub fn hand_over_held(socket: &Socket, fd: c_int, state: &mut State, inside: &In
             Err(Trouble::Obstacle(obstacle)) => obstacle,
             Err(Trouble::Refused(refusal)) => refused(socket, state, refusal),
         };
+        // As far as the runtime reaches, and no message is longer for it than for the kernel.
+        let optional = waiting.request.untimed == Some(When::Now);
         let reason = match obstacle {
             Obstacle::Full => Reason::Neighbour,
             Obstacle::Unserved(reason) => reason,
+            Obstacle::Error(libc::EMSGSIZE) if optional => Reason::Station,
             Obstacle::Untimed | Obstacle::Elsewhere | Obstacle::Error(_) => Reason::Malformed,
         };
         // Whether it is too late, the runtime says, which tolerates some: also of what was when it began to wait.
@@ -588,8 +608,45 @@ pub fn hand_over_held(socket: &Socket, fd: c_int, state: &mut State, inside: &In
             kept += 1;
             continue;
         }
+        // What the runtime turns out not to send is the kernel's, as it would have been at once; without an answer of the next hop, it has
+        // no way for it either.
+        let is_kernels = !matches!(reason, Reason::Neighbour | Reason::Malformed)
+            && (optional || announce::mode() != Mode::Required);
+        if is_kernels && send_by_kernel(socket, fd, state, &mut waiting) {
+            if !optional {
+                reason.settle();
+            }
+            continue;
+        }
         give_up(socket, state, waiting, reason);
     }
+}
+
+/// Has the kernel send what has waited, as it was handed over; false: it has an error for it.
+fn send_by_kernel(socket: &Socket, fd: c_int, state: &State, waiting: &mut Waiting) -> bool {
+    let options = state.options.as_ref();
+    let Some(Kind::Udp { six }) = options.map(|options| options.kind) else {
+        return false;
+    };
+    if let Some(clock) = socket.times().and_then(|times| Clock::new(times.clockid)) {
+        by_monotonic(clock, &mut waiting.control);
+    }
+    let mut name = address::written(waiting.key.destination, six);
+    let mut part = iovec {
+        iov_base: waiting.payload.as_mut_ptr().cast(),
+        iov_len: waiting.payload.len(),
+    };
+    // SAFETY: plain integers and pointers.
+    let mut header: msghdr = unsafe { std::mem::zeroed() };
+    header.msg_name = name.as_mut_ptr().cast();
+    header.msg_namelen = name.len() as libc::socklen_t;
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    header.msg_control = waiting.control.as_mut_ptr().cast();
+    header.msg_controllen = waiting.control.len() as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: all that it names is there for the call.
+    unsafe { real::sendmsg(fd, &header, flags) >= 0 }
 }
 
 /// Counts a message that has waited for nothing, and tells of it whoever wants to hear of that.

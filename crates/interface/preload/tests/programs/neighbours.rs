@@ -127,6 +127,54 @@ fn a_wait_hears_of_what_waited_for_its_next_hop_when_the_wait_began() {
     assert_eq!(running.end(), ("stamped\n".into(), String::new()));
 }
 
+/// Whose a first datagram is comes out when its next hop answers: here a router, beyond which the runtime reaches nobody.
+#[test]
+fn what_waits_for_a_next_hop_that_the_runtime_does_not_reach_is_the_kernels() {
+    let site = Site::routed();
+    let node = site.lab.host(0);
+    let listener = Listener::new(node);
+    let to = node.address().to_string();
+    let forget = || {
+        let flush = ["neigh", "flush", "all"];
+        let status = Command::new("ip")
+            .args(["-n", site.here().namespace()])
+            .args(flush)
+            .status();
+        assert!(status.expect("ip").success());
+    };
+    for way in ["sendto", "sendmsg", "write"] {
+        forget();
+        let mut command = site.command("python3");
+        command
+            .arg(script("publisher.py"))
+            .args([to.as_str(), "5001", "3", way])
+            .env("TAKT_PRELOAD", "required")
+            .env("TAKT_PRELOAD_GRID", "now");
+        let (_, err) = ended_well(command.output());
+        assert_eq!(err, "", "{way}: without a word");
+        for number in 0..3i64 {
+            let (payload, _) = listener.next();
+            assert_eq!(payload[..8], number.to_ne_bytes(), "{way}: in their order");
+        }
+    }
+    let timed = |mode: &str| {
+        forget();
+        let mut command = site.command("python3");
+        command.arg(script("cold.py")).args([to.as_str(), "1"]);
+        ended_well(command.env("TAKT_PRELOAD", mode).output()).1
+    };
+    let err = timed("on");
+    assert!(err.contains("go the kernel's way"), "{err}");
+    for number in 0..3 {
+        let (payload, _) = listener.next();
+        assert_eq!(payload[8..], *format!("cold {number}").as_bytes());
+    }
+    let err = timed("required");
+    assert!(err.contains("are refused"), "{err}");
+    assert!(listener.is_empty(), "untimed");
+    assert_eq!(site.sent(), 0);
+}
+
 #[test]
 fn what_waits_for_a_next_hop_is_sent_or_counted_however_its_socket_ends() {
     let ways = [

@@ -197,6 +197,16 @@ fn a_full_queue_blocks_or_says_so_and_holds_nothing_else_up() {
 }
 
 #[test]
+fn what_waits_for_room_goes_to_nobody_who_has_its_descriptors_number_by_then() {
+    let site = Site::new();
+    let address = site.addresses()[0].to_string();
+    let mut command = site.command(program("reused"));
+    // What it sends without a time has one at the end of a cycle, for which there is no room.
+    command.arg(address).env("TAKT_PRELOAD_GRID", "10s");
+    ended_well(command.output());
+}
+
+#[test]
 fn programs_that_wait_for_room_are_told_of_it_and_signals_interrupt_a_send() {
     let site = Site::new();
     let address = site.addresses()[0].to_string();
