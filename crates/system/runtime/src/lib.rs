@@ -34,6 +34,7 @@ pub mod slots;
 #[cfg(not(fuzzing))]
 mod slots;
 pub mod status;
+mod waking;
 
 pub use config::Config;
 pub use control::{InlineLane, Runtime, RuntimeHandle, StartError, Unavailable};

@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 
 use takt_session::layout::DirectBlock;
 use takt_session::message::{DirectEnd, Envelope, Reply};
-use takt_session::{ErrorCode, Failure, Reliability, transport};
+use takt_session::{ErrorCode, Failure, Reliability};
 use takt_shm::Arena;
 
 use super::Control;
@@ -438,7 +438,7 @@ fn tell(session: &Session, message: &Reply, descriptors: &[&OwnedFd]) -> io::Res
     }
     .encode();
     let descriptors: Vec<_> = descriptors.iter().map(|fd| fd.as_fd()).collect();
-    transport::send(&session.socket, &bytes, &descriptors, false)
+    session.send(&bytes, &descriptors)
 }
 
 /// As [`tell`], or when there is room. False: it has not taken very much by now.

@@ -24,6 +24,7 @@ use crate::lane::Command;
 use crate::policing::Policer;
 use crate::policy::{Policy, Rates};
 use crate::slots::Slots;
+use crate::waking::Waking;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -552,6 +553,7 @@ impl Control {
         let session = Session {
             id,
             socket,
+            waking: Waking::default(),
             process: peer.process,
             pid: peer.pid,
             uid: peer.uid,

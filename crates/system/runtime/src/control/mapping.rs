@@ -437,7 +437,7 @@ impl Control {
             // The kernel says so while a quarter of the socket's buffer is taken at most.
             left = !is_writable(&session.socket)
                 || matches!(
-                    transport::send(&session.socket, &moved.encode(), &[], false),
+                    session.waking.by(|| transport::send(&session.socket, &moved.encode(), &[], false)),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock
                 );
             if left {

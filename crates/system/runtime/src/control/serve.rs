@@ -113,12 +113,7 @@ impl Control {
             return Ok(());
         };
         let borrowed: Vec<BorrowedFd<'_>> = descriptors.into_iter().map(AsFd::as_fd).collect();
-        let sent = transport::send(
-            &session.socket,
-            &Envelope { request, message }.encode(),
-            &borrowed,
-            false,
-        );
+        let sent = session.send(&Envelope { request, message }.encode(), &borrowed);
         match sent {
             // It has gone, as applications may at any time: its socket says so by itself.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -1,7 +1,8 @@
 //! A session as the control thread sees it: who it is, what it has opened, what it may.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use takt_session::layout::{
 use takt_session::message::Reply;
 use takt_session::printable;
 use takt_session::unserved::Counts;
-use takt_session::{ChannelId, ErrorCode, Failure, PROTOCOL_VERSION, Qos, SinkMode};
+use takt_session::{ChannelId, ErrorCode, Failure, PROTOCOL_VERSION, Qos, SinkMode, transport};
 use takt_shm::{Arena, Buddy, CHUNK, LaneBellHost, Newest, Region, RingError, RingLayout};
 
 use super::account::{Charge, Usage};
@@ -26,6 +27,7 @@ use crate::lane::session::{LaneSession, SessionParts};
 use crate::policing::Policer;
 use crate::policy::{Policy, Rates, Trust};
 use crate::slots::{SinkSlot, Slot, Slots, SourceSlot, StreamSlot};
+use crate::waking::Waking;
 
 /// Bytes of a session's ring region. Pages that are not touched cost nothing.
 const RING_BYTES: usize = 8 << 20;
@@ -38,6 +40,8 @@ const MOST_STREAMS: usize = 1024;
 pub struct Session {
     pub id: SessionId,
     pub socket: OwnedFd,
+    /// What it takes to wake it by that.
+    pub waking: Waking,
     /// Becomes readable when the process dies, whatever it has left open elsewhere.
     pub process: Option<OwnedFd>,
     /// 0: outside this process's PID namespace.
@@ -263,6 +267,18 @@ fn refuse(code: ErrorCode, message: String) -> Failure {
 }
 
 impl Session {
+    /// Sends by its socket, without waiting.
+    ///
+    /// # Errors
+    /// The socket's; or that each time wakes so many that it is not done again.
+    pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if let Some(failure) = self.waking.failure() {
+            return Err(io::Error::other(failure.message));
+        }
+        self.waking
+            .by(|| transport::send(&self.socket, bytes, descriptors, false))
+    }
+
     /// Whether neither it nor the runtime has ended it.
     pub fn goes_on(&self) -> bool {
         !self.ending && self.finish == Finish::No

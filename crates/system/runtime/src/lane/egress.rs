@@ -235,6 +235,9 @@ impl State {
             && session.show_room()
         {
             *left -= fair::WAKE;
+            if let Some(failure) = session.takes_long() {
+                self.tenants.fail(at, failure);
+            }
         }
         if let Some(session) = self.tenants.sessions.get_mut(at)
             && session.has_orphans_to_free()

@@ -29,6 +29,7 @@ use crate::ids::SessionId;
 use crate::policing::{Flow, Offered, Policer, Verdict};
 use crate::policy::Rates;
 use crate::slots::{ChannelSlot, OutboundSlot, SinkSlot, Slots, SourceSlot, TenantSlot};
+use crate::waking::Waking;
 
 /// Releases are taken from a sink's ring once so many descriptors are out: not on every delivery.
 const RECLAIM_AT: u32 = 64;
@@ -466,6 +467,8 @@ pub struct LaneSession {
     superseded: bool,
     /// Who waits for room at its sources.
     room: Option<Room>,
+    /// What it takes to wake it by a descriptor.
+    waking: Waking,
     /// Looks at sources of which nothing was at hand.
     #[cfg(test)]
     pub peeked: u64,
@@ -502,9 +505,9 @@ fn violation(text: impl Into<String>) -> Failure {
 }
 
 /// Makes the other end of a descriptor readable.
-fn signal(fd: &OwnedFd) {
+fn signal(waking: &Waking, fd: &OwnedFd) {
     // A full buffer means that it is readable already.
-    let _ = rustix::net::send(fd, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    let _ = waking.by(|| rustix::net::send(fd, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL));
 }
 
 fn ring_violation(what: &str, error: &RingError) -> Failure {
@@ -750,6 +753,7 @@ impl LaneSession {
             keeps_orphans: false,
             superseded: false,
             room: None,
+            waking: Waking::default(),
             counters: parts.counters,
             #[cfg(test)]
             peeked: 0,
@@ -781,9 +785,14 @@ impl LaneSession {
         };
         let wake = room.bell.ring();
         if wake == Wake::Fd {
-            signal(&room.notify);
+            signal(&self.waking, &room.notify);
         }
         wake != Wake::None
+    }
+
+    /// Why it is to be ended, if to wake it takes too long.
+    pub fn takes_long(&self) -> Option<Failure> {
+        self.waking.failure()
     }
 
     /// Whether its sources are to be shown what newer messages have completed: said once.
@@ -1627,7 +1636,7 @@ impl LaneSession {
         if wake == Wake::Fd
             && let Some(fd) = &s.notify
         {
-            signal(fd);
+            signal(&self.waking, fd);
         }
         wake != Wake::None
     }

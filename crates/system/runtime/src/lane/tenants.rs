@@ -870,8 +870,7 @@ impl Tenants {
             return false;
         }
         if class > TrafficClass::BEST_EFFORT {
-            let session = self.sessions.get_mut(at);
-            return session.is_some_and(|session| session.show(sink));
+            return show_sink(&mut self.sessions, &mut self.failed, at, sink);
         }
         self.mark_pending(at, sink, class);
         false
@@ -965,9 +964,7 @@ impl Tenants {
 
     /// Notes that a session broke the protocol: it ends with the round.
     pub fn fail(&mut self, at: SessionSlot, failure: Failure) {
-        if !self.failed.iter().any(|(known, _)| *known == at) {
-            self.failed.push((at, failure));
-        }
+        fail(&mut self.failed, at, failure);
     }
 
     /// Whether sinks wait to be shown.
@@ -1018,13 +1015,14 @@ impl Tenants {
                 break;
             };
             tenant.showing.sinks -= 1;
-            let Some(session) = self.sessions.get_mut(session) else {
-                continue;
-            };
-            if let Some(s) = session.sinks.get_mut(sink) {
+            if let Some(s) = self
+                .sessions
+                .get_mut(session)
+                .and_then(|s| s.sinks.get_mut(sink))
+            {
                 s.pending &= !(1 << class);
             }
-            if session.show(sink) {
+            if show_sink(&mut self.sessions, &mut self.failed, session, sink) {
                 tenant.showing.wakes -= 1;
                 woken += 1;
             }
@@ -1047,6 +1045,30 @@ impl Tenants {
     pub fn has_failed(&self) -> bool {
         !self.failed.is_empty()
     }
+}
+
+/// Notes that a session is to be ended, once.
+fn fail(failed: &mut Vec<(SessionSlot, Failure)>, at: SessionSlot, failure: Failure) {
+    if !failed.iter().any(|(known, _)| *known == at) {
+        failed.push((at, failure));
+    }
+}
+
+/// Shows a sink what it has, and wakes who waits for it: whether somebody did. A session that takes long to be woken is to be ended.
+fn show_sink(
+    sessions: &mut Table<SessionSlot, LaneSession>,
+    failed: &mut Vec<(SessionSlot, Failure)>,
+    at: SessionSlot,
+    sink: SinkSlot,
+) -> bool {
+    let Some(session) = sessions.get_mut(at) else {
+        return false;
+    };
+    let woken = session.show(sink);
+    if woken && let Some(failure) = session.takes_long() {
+        fail(failed, at, failure);
+    }
+    woken
 }
 
 /// The memory of a sink for a message: what was begun, or a new place.
