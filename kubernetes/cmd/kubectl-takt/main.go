@@ -173,8 +173,12 @@ func table(out io.Writer, pods []report.Pod) error {
 			}
 		}
 		for _, waiting := range pod.Waiting {
+			state := "waits"
+			if waiting.Placed {
+				state = "lost"
+			}
 			for _, one := range waiting.GateTime {
-				gates = append(gates, fmt.Sprintf("class %d %dx%dB/%s (waits)", one.Class, one.Frames, one.Frame, one.Period))
+				gates = append(gates, fmt.Sprintf("class %d %dx%dB/%s (%s)", one.Class, one.Frames, one.Frame, one.Period, state))
 			}
 		}
 		for _, reason := range slices.Sorted(maps.Keys(passed)) {

@@ -67,7 +67,7 @@ func api(t *testing.T, programs uint32) (kubeconfig string) {
 			}
 			answer(w, report.Node{
 				Node: "one",
-				Networks: &report.Networks{Attached: []report.Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: programs, Veth: veths[programs], Launches: launches[programs], RefusedBy: refused[programs], Around: map[string]uint64{"no-route": 3},
+				Networks: &report.Networks{Attached: []report.Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: programs, Veth: veths[programs], Counts: report.Counts{Launches: launches[programs], RefusedBy: refused[programs], Around: map[string]uint64{"no-route": 3}},
 					Schedules: []report.Schedule{{Datapath: "udp", Name: "line", Running: true, Cycle: "1ms"}, {Datapath: "udp", Cycle: "500us"}},
 					GateTime:  []report.GateTime{{Claim: "time", Request: "gate", Class: 5, Frames: 2, Frame: 1514, Period: "1ms"}}}}},
 				Reserved: []report.Reserved{{Namespace: "default", Pod: "talker", Container: "main", Runtime: "4ms", Period: "10ms", Threads: 1}, {Namespace: "default", Pod: "talker", Container: "log", Runtime: "1ms", Period: "20ms", Threads: 2}},

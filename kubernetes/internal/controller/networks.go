@@ -121,7 +121,27 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 			}
 		}
 		slices.Sort(specs[member.Name].Networks)
-		slices.SortFunc(specs[member.Name].VTEPs, func(a, b network.VTEP) int { return cmp.Compare(a.Network, b.Network) })
+	}
+	// What a node has served goes on when its TaktNetwork says something else, by mistake or before its taktd does: the
+	// pods that are there are known where they were.
+	for _, member := range w.Members {
+		spec := specs[member.Name]
+		for _, had := range member.Spec.VTEPs {
+			served := serves[member.Name][had.Network]
+			owner, holder := endpointOf[had.Address], w.holders[had.Address]
+			if accepted[had.Network] == nil || !slices.Contains(spec.Networks, had.Network) || accepted[had.Network].Spec.VNI == nil ||
+				served.Reason == network.Serving || served.Reason == network.NotConfigured || served.Reason == reasonVTEP ||
+				owner != "" && owner != member.Name || holder != "" && holder != "node "+member.Name {
+				continue
+			}
+			endpointOf[had.Address] = member.Name
+			spec.VTEPs = append(spec.VTEPs, had)
+			if served.Message != "" {
+				served.Message += ". Until then it goes on as it was"
+				serves[member.Name][had.Network] = served
+			}
+		}
+		slices.SortFunc(spec.VTEPs, func(a, b network.VTEP) int { return cmp.Compare(a.Network, b.Network) })
 	}
 	endpoints := w.planStations(p, specs, accepted)
 	for _, one := range nets {

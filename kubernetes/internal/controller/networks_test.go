@@ -226,6 +226,39 @@ func TestAnAddressStaysWithThePodOrTheStationOutsideThatHadItFirst(t *testing.T)
 	}
 }
 
+// A mistake in an object that is in use cuts nobody off.
+func TestWhatANodeHasServedGoesOnWhileItsTaktNetworkSaysSomethingElse(t *testing.T) {
+	w := worldOf("node-1", "node-2")
+	tsn := w.serve("tsn", 42)
+	w.run("talker", "node-1", time.Hour, "", "02:00:00:00:00:01", "10.50.0.1/16")
+	w.next()
+	here := &w.Members[0].Status.Networks[0]
+	for _, reason := range []string{network.Differs, network.MTUTooLarge, network.NoUplink, network.NotFollowed} {
+		here.Reason, here.Message, here.VTEP = reason, "make them the same", ""
+		p := w.next()
+		if vteps, stations := p.Specs["node-1"].VTEPs, p.stations("node-1"); len(vteps) != 1 || vteps[0].Address != "192.0.2.1" || len(stations) != 1 {
+			t.Errorf("%s: the tunnel ends at %+v, stations are %q", reason, vteps, stations)
+		}
+		if !is(p.Networks["tsn"].Conditions, network.Served, false, reason, "make them the same. Until then it goes on as it was") {
+			t.Errorf("%s: said is %+v", reason, p.Networks["tsn"].Conditions)
+		}
+	}
+	// Another node has the address by now.
+	tsn.Spec.Uplink = "eth1"
+	here.Reason, here.VTEP = network.Serving, "198.51.100.1"
+	w.next()
+	here.Reason, here.VTEP = network.NoUplink, ""
+	w.Members[1].Status.Networks[0].VTEP = "198.51.100.1"
+	if p := w.next(); len(p.Specs["node-1"].VTEPs) != 0 || p.Specs["node-2"].VTEPs[0].Address != "198.51.100.1" {
+		t.Errorf("tunnels end at %+v and %+v", p.Specs["node-1"].VTEPs, p.Specs["node-2"].VTEPs)
+	}
+	// taktd does not have it any more.
+	w.Members[1].Status.Networks[0].Reason = network.NotConfigured
+	if p := w.next(); len(p.Specs["node-2"].VTEPs) != 0 {
+		t.Errorf("the tunnel ends at %+v", p.Specs["node-2"].VTEPs)
+	}
+}
+
 func TestATunnelEndpointIsTheNodesThatHasIt(t *testing.T) {
 	w := worldOf("node-1", "node-2", "node-3")
 	tsn := w.serve("tsn", 42)

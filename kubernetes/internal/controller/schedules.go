@@ -240,11 +240,19 @@ func (r *rollout) state(name string, of *network.Revision) (state, message strin
 	return "", ""
 }
 
+// absent says why a node's runtime is not there; empty if it is, or there is no such node any more.
+func (r *rollout) absent(name string) string {
+	if member := r.members[name]; member != nil {
+		return r.w.absence(member)
+	}
+	return ""
+}
+
 func (r *rollout) count() string {
 	has := 0
 	revision := r.revision()
 	for _, name := range r.selected {
-		if state, _ := r.state(name, &revision); r.status.State == network.Installed && (state == network.Pending || state == network.Running) {
+		if state, _ := r.state(name, &revision); r.absent(name) == "" && r.status.State == network.Installed && (state == network.Pending || state == network.Running) {
 			has++
 		}
 	}
@@ -364,7 +372,8 @@ func (r *rollout) install() metav1.Condition {
 	case len(missing) > 0 && late(offset):
 		r.status.State, r.status.Silent = network.RolledBack, missing
 		r.keep()
-		return condition(network.InForce, false, generation, network.RolledBack, fmt.Sprintf("node %s has not answered in time: see that takt-node runs there. All nodes that can be reached have what they had before. It is tried again when the node speaks, or when the schedule changes", missing[0]))
+		return condition(network.InForce, false, generation, network.RolledBack, fmt.Sprintf("node %s has not answered in time: %s. All nodes that can be reached have what they had before. It is tried again when the node speaks, or when the schedule changes",
+			missing[0], strings.TrimRight(cmp.Or(r.absent(missing[0]), "see that takt-node runs there"), ". ")))
 	case len(missing) == 0 && !expired && !late(offset):
 		r.status.State = network.Installed
 		return r.maintain()
@@ -398,14 +407,20 @@ func (r *rollout) maintain() metav1.Condition {
 	t, begun := &tally{}, true
 	for _, name := range r.selected {
 		r.give(name, network.Assignment{Revision: revision, Committed: true})
+		absent := r.absent(name)
 		switch state, message := r.state(name, &revision); state {
 		case network.Pending, network.Running:
+			if absent != "" {
+				// What it said last is old.
+				t.not("RuntimeAbsent", name, absent)
+				continue
+			}
 			t.do, t.of = t.do+1, t.of+1
 			begun = begun && state == network.Running
 		case network.Refused:
 			t.not(network.Refused, name, message)
 		default:
-			t.not("Waiting", name, cmp.Or(r.w.absence(r.members[name]), "it has not said yet that it has it"))
+			t.not("Waiting", name, cmp.Or(absent, "it has not said yet that it has it"))
 		}
 	}
 	if t.do < t.of {

@@ -364,6 +364,27 @@ func TestAScheduleThatIsNoLongerAcceptedSaysWhereItRunsOn(t *testing.T) {
 	}
 }
 
+// What a node has said is old once its runtime is away.
+func TestAScheduleIsNotInForceWhereTheRuntimeIsAway(t *testing.T) {
+	w := worldOf("node-1", "node-2")
+	w.Schedules = []*network.GateSchedule{scheduleOf("one", 0, "node-1")}
+	w.Schedules[0].Spec.NodeSelector = nil
+	for range 4 {
+		w.next()
+	}
+	if now := w.next().Schedules["one"]; now.Nodes != "2/2" || !is(now.Conditions, network.InForce, true, network.Installed, "2 nodes") {
+		t.Fatalf("it is %+v", now)
+	}
+	ready := metav1.Condition{Type: network.Ready, Status: metav1.ConditionFalse, Reason: "RuntimeAbsent", Message: "taktd does not answer: start it."}
+	meta.SetStatusCondition(&w.Members[0].Status.Conditions, ready)
+	if now := w.next().Schedules["one"]; now.Nodes != "1/2" || !is(now.Conditions, network.InForce, false, "RuntimeAbsent", "1/2 nodes: node node-1: taktd does not answer: start it") {
+		t.Errorf("it is %+v", now)
+	}
+	if len(w.has("node-1")) != 1 {
+		t.Error("it is taken back")
+	}
+}
+
 // A cycle ends when it ends (IEEE 802.1Q, clause 8.6.9.1): entries that it cuts are nobody's intention.
 func TestEntriesThatTheCycleCutsAreRefused(t *testing.T) {
 	w := worldOf("node-1")

@@ -297,7 +297,7 @@ func TestWhyANodeDoesNotServeAPodsNetworkIsSaid(t *testing.T) {
 	endpoint := &adminv1.Endpoint{Network: "tsn", Mtu: 1500}
 	is := func(what, want string) {
 		t.Helper()
-		if got := m.unserved(endpoint); got != want {
+		if _, got := m.unserved("tsn"); got != want {
 			t.Errorf("%s: %q", what, got)
 		}
 	}
@@ -323,7 +323,7 @@ func TestWhyANodeDoesNotServeAPodsNetworkIsSaid(t *testing.T) {
 	if said := m.tooLong("eth0", endpoint); !strings.Contains(said, "the MTU of eth0 is 1500, and network tsn carries packets of 1450 bytes: write mtu: 1450") {
 		t.Errorf("an interface with a larger MTU: %q", said)
 	}
-	if (*member)(nil).unserved(endpoint) != "" || (*member)(nil).tooLong("eth0", endpoint) != "" {
+	if _, said := (*member)(nil).unserved("tsn"); said != "" || (*member)(nil).tooLong("eth0", endpoint) != "" {
 		t.Error("an agent without objects knows of networks")
 	}
 }

@@ -1199,7 +1199,7 @@ func (g *gateTimes) waiting(sockets map[string]bool) (found []report.Waiting) {
 	g.mu.Unlock()
 	for _, c := range all {
 		if !sockets[c.Place] {
-			found = append(found, report.Waiting{Namespace: c.Pod.Namespace, Pod: c.Pod.Name, Network: c.network(), GateTime: g.told(c)})
+			found = append(found, report.Waiting{Namespace: c.Pod.Namespace, Pod: c.Pod.Name, Network: c.network(), GateTime: g.told(c), Placed: c.Place != ""})
 		}
 	}
 	return found

@@ -473,19 +473,19 @@ func (m *member) untold(endpoint *adminv1.Endpoint) bool {
 	return slices.Contains(self.Spec.Networks, name) || !listed && m.n.config.Network.Unlisted != AllowUnlisted
 }
 
-// unserved is why the node does not serve the network of an interface as the TaktNetwork has it, or as there is none; empty: it does.
-func (m *member) unserved(endpoint *adminv1.Endpoint) string {
+// unserved is why the node does not serve a network as the TaktNetwork has it, or as there is none; nothing: it does.
+func (m *member) unserved(name string) (reason, message string) {
 	self := m.known()
 	if self == nil {
-		return ""
+		return "", ""
 	}
 	for _, served := range self.Status.Networks {
 		unlisted := served.Reason == network.UnknownNetwork && m.n.config.Network.Unlisted == AllowUnlisted
-		if served.Name == endpoint.GetNetwork() && served.Reason != network.Serving && !unlisted {
-			return served.Message
+		if served.Name == name && served.Reason != network.Serving && !unlisted {
+			return served.Reason, served.Message
 		}
 	}
-	return ""
+	return "", ""
 }
 
 // tooLong says that an interface takes longer packets than its network carries; empty: it does not.

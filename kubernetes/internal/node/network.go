@@ -214,7 +214,7 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 		if wish.sensitive {
 			// The annotation is all that such a pod needs where takt-cni is in the node's configuration.
 			err = refusal{code: codeUnattached, ofTheNode: true,
-				err: fmt.Errorf("the pod is time-sensitive (%s), and no network has attached it: put takt-cni into the CNI configuration of the node, or remove the annotation", cni.Annotation)}
+				err: fmt.Errorf("the pod is time-sensitive (%s), and no network has attached it: put takt-cni into the CNI configuration of the node and delete the pod, so that it is made again, or remove the annotation", cni.Annotation)}
 		}
 		if hostsNetwork(sandbox) {
 			err = refuse(codeUnattached, "the pod asks for launch times, and is in the node's own network (hostNetwork), where no network attaches it: remove hostNetwork, or its annotations takt.dev/*")

@@ -22,6 +22,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 	"github.com/takt-dev/takt/kubernetes/internal/quote"
@@ -163,19 +164,24 @@ func (d *networks) devices(ctx context.Context) ([]resourceapi.Device, error) {
 	if err != nil {
 		return nil, err
 	}
+	d.n.lately.note(time.Now(), listeners.GetListeners())
 	free, timed := left(schedules.GetLinks(), streamsOf(listeners.GetListeners()))
 	consumed := d.n.gates.consumed()
 	accelerated := slices.ContainsFunc(datapaths.GetDatapaths(), func(p *adminv1.Datapath) bool { return p.GetAvailable() && p.GetAccelerated() })
 	synchronised := clock.GetClock().GetState() == adminv1.ClockState_CLOCK_STATE_SYNCHRONISED
 	scheduled := slices.ContainsFunc(schedules.GetLinks(), func(l *adminv1.LinkSchedule) bool { return l.GetOperational() != nil })
 	var found []resourceapi.Device
-	for _, network := range all.GetNetworks() {
-		name := network.GetName()
+	for _, one := range all.GetNetworks() {
+		name := one.GetName()
 		// One that a device cannot be named after is not claimed; one that taktd cannot follow is not served.
-		if len(validation.IsDNS1123Label(name)) > 0 || network.GetProblem() != "" {
+		if len(validation.IsDNS1123Label(name)) > 0 || one.GetProblem() != "" {
 			continue
 		}
-		shared, carrier := true, network.Carrier()
+		// Nor one that is not what its TaktNetwork says. Of one that has none, who may use it says so better.
+		if reason, _ := d.n.cluster.unserved(name); reason != "" && reason != network.UnknownNetwork {
+			continue
+		}
+		shared, carrier := true, one.Carrier()
 		var capacity map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
 		if timed {
 			capacity = gateCapacity(free, consumed[name])

@@ -22,6 +22,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/report"
 )
@@ -101,6 +102,7 @@ func TestTheNetworksOfARunningTaktdCanBeClaimed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	agent.cluster = memberOf(t, s.dir, nil, bare(nodeName, true))
 	d, disconnect, err := agent.networks()
 	if err != nil {
 		t.Fatal(err)
@@ -116,6 +118,18 @@ func TestTheNetworksOfARunningTaktdCanBeClaimed(t *testing.T) {
 	kill := s.taktd("[[network]]\nname = \"pods\"\ncarrier = \"vxlan:42\"\n[[network]]\nname = \"local\"\ncarrier = \"routed\"\nrouted = [\"10.1.0.0/16\"]\n" +
 		"[[network]]\nname = \"No Device\"\ncarrier = \"vxlan:43\"\n")
 	s.until("the networks are published", func() bool { return slice.is("local routed", "pods vxlan:42") })
+
+	says := func(reason string) {
+		self := bare(nodeName, true)
+		self.Status.Networks = []network.ServedNetwork{{Name: "pods", Reason: reason, Message: "so"}}
+		if err := agent.cluster.nodes.GetStore().Update(self); err != nil {
+			t.Fatal(err)
+		}
+	}
+	says(network.Differs)
+	s.until("what is not as its TaktNetwork says is withdrawn", func() bool { return slice.is("local routed") })
+	says(network.UnknownNetwork)
+	s.until("what has no TaktNetwork is published", func() bool { return slice.is("local routed", "pods vxlan:42") })
 
 	kill()
 	s.until("they are withdrawn", func() bool { return slice.is() })

@@ -62,6 +62,8 @@ type Node struct {
 	// veths and gates are nil without networks.
 	veths *veths
 	gates *gateTimes
+	// lately is what taktd has counted in the last minute.
+	lately lately
 	// misses counts missed deadlines; nil where nobody has any, or they cannot be counted.
 	misses *misses.Counter
 	// attended are the containers that may start without a reservation, denials what others are to be denied.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -60,7 +61,7 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, map[string]bool
 	if err != nil {
 		return []report.Attached{}, nil, err
 	}
-	links := n.schedules(schedules)
+	links, now := n.schedules(schedules), time.Now()
 	found, sockets := []report.Attached{}, map[string]bool{}
 	for _, status := range all.GetListeners() {
 		listener := status.GetListener()
@@ -69,12 +70,12 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, map[string]bool
 		}
 		one := report.Attached{
 			Network: listener.GetEndpoint().GetNetwork(), Addresses: listener.GetEndpoint().GetAddresses(), Classes: listener.GetClasses(), Schedules: links,
-			Untold: n.cluster.untold(listener.GetEndpoint()), Unserved: quote.Text(n.cluster.unserved(listener.GetEndpoint())),
-			Programs: status.GetSessions(), Launches: report.Launches{
-				Left: status.GetCounters().GetLaunched(), Late: status.GetCounters().GetLaunchedLate(), Missed: status.GetCounters().GetLaunchesMissed(),
-			},
+			Untold: n.cluster.untold(listener.GetEndpoint()), Programs: status.GetSessions(), Counts: countsOf(status),
 		}
+		one.Recent = n.lately.since(now, listener.GetPath(), one.Counts)
 		one.Namespace, one.Pod, one.Interface = cni.Named(cni.Whole(filepath.Dir(listener.GetPath()), listener.GetIdentity()))
+		_, unserved := n.cluster.unserved(one.Network)
+		one.Unserved = quote.Text(unserved)
 		one.Note = n.cluster.tooLong(one.Interface, listener.GetEndpoint())
 		sockets[listener.GetPath()] = true
 		one.GateTime = n.gates.at(listener.GetPath())
@@ -84,27 +85,6 @@ func (n *Node) attached(ctx context.Context) ([]report.Attached, map[string]bool
 				// Its own session is no program of the pod's.
 				one.Programs--
 			}
-		}
-		refused := func(why string, count uint64) {
-			if count > 0 && one.RefusedBy == nil {
-				one.RefusedBy = map[string]uint64{}
-			}
-			if count > 0 {
-				one.Refused += count
-				one.RefusedBy[why] += count
-			}
-		}
-		refused(report.RefusedUndeclared, status.GetUndeclared())
-		for _, stream := range status.GetStreams() {
-			refused(report.RefusedWindow, stream.GetRefusedWindow())
-			refused(report.RefusedSize, stream.GetRefusedSize())
-			refused(report.RefusedExcess, stream.GetRefusedExcess())
-		}
-		for _, around := range status.GetUnserved() {
-			if one.Around == nil {
-				one.Around = map[string]uint64{}
-			}
-			one.Around[around.GetReason()] += around.GetCount()
 		}
 		found = append(found, one)
 	}

@@ -193,8 +193,20 @@ func Cluster(ctx context.Context, client kubernetes.Interface, ask func(context.
 	return found, problems, nil
 }
 
+// misspelt says that a pod is neither time-sensitive nor not: it does not start where takt-cni looks at that.
+func misspelt(annotations map[string]string) string {
+	value, there := annotations[reservation.TimeSensitive]
+	if !there || value == "true" || value == "false" {
+		return ""
+	}
+	return "its annotation " + reservation.TimeSensitive + " is " + quote.Value(value) + ": write \"true\" or \"false\""
+}
+
 // timed says whether a pod asks for launch times: by its annotation, or by one that promises them.
 func timed(annotations map[string]string) bool {
+	if misspelt(annotations) != "" {
+		return true
+	}
 	for key, value := range annotations {
 		switch {
 		case key == reservation.TimeSensitive && value == "true",
@@ -293,6 +305,8 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 	switch {
 	case ended(pod):
 		return ""
+	case misspelt(pod.Annotations) != "":
+		return misspelt(pod.Annotations)
 	case pod.Spec.NodeName == "":
 		return notPlaced
 	case silent == errLeaves:
@@ -314,7 +328,7 @@ func lacks(pod *corev1.Pod, one *Pod, node *Node, silent error) string {
 	case len(one.Attached) == 0 && pod.Annotations[reservation.TimeSensitive] != "true":
 		return "it asks for launch times, and no network has attached it: annotate it with " + reservation.TimeSensitive + ": \"true\""
 	case len(one.Attached) == 0:
-		return "no network has attached it: put takt-cni into the CNI configuration of its node"
+		return "no network has attached it: put takt-cni into the CNI configuration of its node, and delete the pod, so that it is made again"
 	}
 	for _, attached := range one.Attached {
 		if attached.Veth != nil && attached.Veth.Problem != "" {
@@ -364,16 +378,16 @@ var remedies = map[string]string{
 }
 
 // around says why datagrams went around the runtime, where these are more than what left by it: of what is the reason for most.
-func around(attached *Attached, required bool) string {
+func around(counts *Counts, required bool) string {
 	var all, most uint64
 	why := ""
-	for _, reason := range slices.Sorted(maps.Keys(attached.Around)) {
-		count := attached.Around[reason]
+	for _, reason := range slices.Sorted(maps.Keys(counts.Around)) {
+		count := counts.Around[reason]
 		if all += count; count > most {
 			most, why = count, reason
 		}
 	}
-	if all <= attached.Launches.Left {
+	if all <= counts.Launches.Left {
 		return ""
 	}
 	became := "left to the kernel, which does not keep it"
@@ -399,23 +413,27 @@ func requires(annotations map[string]string) bool {
 // unsent is what keeps what a pod launches from leaving, where that is most of it; empty: nothing does.
 func unsent(pod *corev1.Pod, one *Pod) string {
 	for _, attached := range one.Attached {
-		texts := slices.DeleteFunc([]string{missed(&attached), around(&attached, requires(pod.Annotations))}, func(text string) bool { return text == "" })
+		counts, when := attached.Counts, ""
+		if attached.Recent != nil {
+			counts, when = attached.Recent.Counts, fmt.Sprintf(", in the last %d s", attached.Recent.Seconds)
+		}
+		texts := slices.DeleteFunc([]string{missed(&counts), around(&counts, requires(pod.Annotations))}, func(text string) bool { return text == "" })
 		if len(texts) > 0 {
-			return fmt.Sprintf("%s (classes %v): %s", attached.Interface, attached.Classes, strings.Join(texts, "; "))
+			return fmt.Sprintf("%s (classes %v)%s: %s", attached.Interface, attached.Classes, when, strings.Join(texts, "; "))
 		}
 	}
 	return ""
 }
 
 // missed says why what taktd was given did not leave, where that is more than what did.
-func missed(attached *Attached) string {
-	launches := attached.Launches
-	if max(launches.Missed, attached.Refused) <= launches.Left {
+func missed(counts *Counts) string {
+	launches := counts.Launches
+	if max(launches.Missed, counts.Refused) <= launches.Left {
 		return ""
 	}
 	var reasons []string
 	for _, refused := range refusals {
-		if count := attached.RefusedBy[refused.why]; count > 0 {
+		if count := counts.RefusedBy[refused.why]; count > 0 {
 			reasons = append(reasons, fmt.Sprintf("%d frames refused (%s), %s", count, refused.why, refused.says))
 		}
 	}

@@ -45,7 +45,7 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		agent("takt-node-1", "one"), agent("takt-node-2", "two"), agent("takt-node-3", "three"), agent("reservations-4", "four"), agent("networks-4", "four"),
 		agent("cpu-only", "seven"),
 		pod("default", "receives", "one", map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/path": "preload"}),
-		pod("default", "misses-all", "one", sensitive), pod("default", "misses-some", "one", sensitive), pod("default", "undeclared", "one", sensitive), pod("default", "untimely", "one", nil), pod("default", "untold", "one", sensitive), pod("default", "long", "one", sensitive), pod("default", "unserved", "one", sensitive), pod("default", "untold-too", "one", nil),
+		pod("default", "misses-all", "one", sensitive), pod("default", "misses-some", "one", sensitive), pod("default", "undeclared", "one", sensitive), pod("default", "untimely", "one", nil), pod("default", "untold", "one", sensitive), pod("default", "long", "one", sensitive), pod("default", "stopped", "one", sensitive), pod("default", "mended", "one", sensitive), pod("default", "yes", "one", map[string]string{"takt.dev/time-sensitive": "yes"}), pod("default", "unserved", "one", sensitive), pod("default", "untold-too", "one", nil),
 		pod("default", "talker", "one", sensitive), pod("default", "idle", "one", sensitive), pod("default", "left-out", "one", sensitive), pod("default", "halfway", "one", map[string]string{"takt.dev/preload.main": "required"}),
 		pod("default", "by-veth", "one", map[string]string{"takt.dev/path": "veth"}), pod("default", "no-preload", "one", map[string]string{"takt.dev/preload": "off"}),
 		pod("default", "static", "one", sensitive), pod("default", "gateless", "one", sensitive), pod("default", "unheard", "one", sensitive),
@@ -63,10 +63,12 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 			{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: 1}, {Namespace: "default", Pod: "idle", Interface: "eth0", Network: "pods"},
 			{Namespace: "default", Pod: "receives", Interface: "eth0", Network: "pods"}, {Namespace: "default", Pod: "long", Interface: "eth0", Network: "pods", Programs: 1, Note: "the MTU"},
 			{Namespace: "default", Pod: "unserved", Interface: "eth0", Network: "pods", Programs: 1, Untold: true, Unserved: "there is no TaktNetwork"},
-			{Namespace: "default", Pod: "misses-all", Interface: "eth0", Classes: []uint32{0}, Programs: 1, Launches: Launches{Missed: 300}},
-			{Namespace: "default", Pod: "misses-some", Interface: "eth0", Classes: []uint32{0}, Programs: 1, Launches: Launches{Left: 300, Missed: 7}, Refused: 7, RefusedBy: map[string]uint64{RefusedWindow: 7}},
-			{Namespace: "default", Pod: "undeclared", Interface: "eth0", Classes: []uint32{0, 5}, Programs: 1, Launches: Launches{Left: 1, Missed: 300}, Refused: 300, RefusedBy: map[string]uint64{RefusedUndeclared: 300}},
-			{Namespace: "default", Pod: "untimely", Interface: "net1", Classes: []uint32{5}, Programs: 1, Refused: 9, RefusedBy: map[string]uint64{RefusedWindow: 5, RefusedExcess: 4}},
+			{Namespace: "default", Pod: "misses-all", Interface: "eth0", Classes: []uint32{0}, Programs: 1, Counts: Counts{Launches: Launches{Missed: 300}}},
+			{Namespace: "default", Pod: "misses-some", Interface: "eth0", Classes: []uint32{0}, Programs: 1, Counts: Counts{Launches: Launches{Left: 300, Missed: 7}, Refused: 7, RefusedBy: map[string]uint64{RefusedWindow: 7}}},
+			{Namespace: "default", Pod: "stopped", Interface: "eth0", Classes: []uint32{5}, Programs: 1, Counts: Counts{Launches: Launches{Left: 4068, Missed: 489}}, Recent: &Recent{Seconds: 60, Counts: Counts{Launches: Launches{Missed: 400}}}},
+			{Namespace: "default", Pod: "mended", Interface: "eth0", Classes: []uint32{5}, Programs: 1, Counts: Counts{Launches: Launches{Left: 100, Missed: 489}}, Recent: &Recent{Seconds: 60, Counts: Counts{Launches: Launches{Left: 90}}}},
+			{Namespace: "default", Pod: "undeclared", Interface: "eth0", Classes: []uint32{0, 5}, Programs: 1, Counts: Counts{Launches: Launches{Left: 1, Missed: 300}, Refused: 300, RefusedBy: map[string]uint64{RefusedUndeclared: 300}}},
+			{Namespace: "default", Pod: "untimely", Interface: "net1", Classes: []uint32{5}, Programs: 1, Counts: Counts{Refused: 9, RefusedBy: map[string]uint64{RefusedWindow: 5, RefusedExcess: 4}}},
 			{Namespace: "default", Pod: "untold", Interface: "eth0", Network: "pods", Untold: true}, {Namespace: "default", Pod: "untold-too", Interface: "net1", Network: "tsn", Untold: true},
 			{Namespace: "default", Pod: "static", Interface: "eth0", Network: "pods", Veth: &Veth{Device: "veth1", Taking: true}},
 			{Namespace: "default", Pod: "gateless", Interface: "eth0", Network: "pods", Programs: 1, GateTime: []GateTime{{Claim: "kept"}, {Claim: "gates", Problem: "no window"}}},
@@ -102,11 +104,11 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 	want := []string{
 		"attached 1 0 ", "by-veth 0 0 it asks for launch times, and no network has attached it", "done 1 0 ", "gateless 1 0 claim gates has lost its gate time", "halfway 0 0 it asks for launch times, and no network has attached it", "host 0 0 it is in its node's own network, where no network attaches it", "idle 1 0 no program of it has attached", "left-alone 0 0 takt-node is being uninstalled on its node", "left-out 0 0 no network has attached it",
 		"long 1 0 ", "lost 1 0 claim gates has lost its gate time",
-		"misses-all 1 0 eth0 (classes [0])", "misses-some 1 0 ",
+		"mended 1 0 ", "misses-all 1 0 eth0 (classes [0])", "misses-some 1 0 ",
 		"no-agent 0 0 its node has no takt-node", "no-networks 0 0 the agent of its node serves no networks", "no-taktd 0 0 taktd of its node does not answer",
-		"nowhere 0 0 not placed yet", "receives 1 0 ", "refused 0 0 claim gates has no gate time", "reserved 0 1 ", "silent 0 0 the agent of its node does not answer", "static 1 0 ", "talker 1 0 ",
+		"nowhere 0 0 not placed yet", "receives 1 0 ", "refused 0 0 claim gates has no gate time", "reserved 0 1 ", "silent 0 0 the agent of its node does not answer", "static 1 0 ", "stopped 1 0 eth0 (classes [5]), in the last 60 s", "talker 1 0 ",
 		"undeclared 1 0 eth0 (classes [0 5])", "unheard 1 0 launch times are not taken at veth2, the veth of eth0", "unserved 1 0 its node does not serve network pods, that of eth0", "untimely 1 0 net1 (classes [5])",
-		"untold 1 0 other nodes have not been told of eth0 in network pods", "untold-too 1 0 other nodes have not been told of net1 in network tsn", "waits 0 0 claim gates has no gate time",
+		"untold 1 0 other nodes have not been told of eth0 in network pods", "untold-too 1 0 other nodes have not been told of net1 in network tsn", "waits 0 0 claim gates has no gate time", "yes 0 0 its annotation takt.dev/time-sensitive is \"yes\"",
 	}
 	if !slices.Equal(shown, want) {
 		t.Errorf("shown are %q and not %q", shown, want)
@@ -117,6 +119,8 @@ func TestEveryPodThatTaktServesIsShownWithWhatItLacks(t *testing.T) {
 		}
 	}
 	for name, want := range map[string][]string{
+		"stopped":    {"400 of 400 launches missed"},
+		"yes":        {`write "true" or "false"`},
 		"misses-all": {"300 of 300 launches missed", "another class", "takt status on its node"},
 		"undeclared": {"300 of 301 launches missed", "300 frames refused (undeclared)", "the destination or channel of the claim"},
 		"untimely":   {"5 frames refused (window)", "between offset and offset + window", "4 frames refused (excess)"},
@@ -150,7 +154,7 @@ func TestAPodThatHasNotStartedIsToldWhatItsContainersSay(t *testing.T) {
 	running := corev1.ContainerStatus{Name: "side", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
 	before := corev1.ContainerStatus{Name: "first", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Completed"}}}
 	creating, attached := waiting("ContainerCreating", ""), []Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods"}}
-	const left, unknown = "no network has attached it: put takt-cni into the CNI configuration of its node", "its containers have not started: see its events (kubectl describe pod)"
+	const left, unknown = "no network has attached it: put takt-cni into the CNI configuration of its node, and delete the pod, so that it is made again", "its containers have not started: see its events (kubectl describe pod)"
 	for name, tc := range map[string]struct {
 		phase    corev1.PodPhase
 		init     []corev1.ContainerStatus
@@ -205,7 +209,7 @@ func TestWhatGoesAroundTheRuntimeIsNoHealthyPod(t *testing.T) {
 	} {
 		client := fake.NewClientset(agent("takt-node-1", "one"), pod("default", "talker", "one", tc.annotations))
 		ask := func(context.Context, *corev1.Pod) (Node, error) {
-			return Node{Networks: &Networks{Attached: []Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Classes: []uint32{0}, Programs: 1, Launches: Launches{Left: tc.left}, Around: tc.around}}}}, nil
+			return Node{Networks: &Networks{Attached: []Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Classes: []uint32{0}, Programs: 1, Counts: Counts{Launches: Launches{Left: tc.left}, Around: tc.around}}}}}, nil
 		}
 		pods, _, err := Cluster(context.Background(), client, ask, "default", Agents)
 		if err != nil || len(pods) != 1 || tc.want == nil && pods[0].Problem != "" {

@@ -34,6 +34,8 @@ type Waiting struct {
 	Pod       string     `json:"pod"`
 	Network   string     `json:"network"`
 	GateTime  []GateTime `json:"gateTime"`
+	// Placed: an interface of the pod has had it, and taktd does not keep it now.
+	Placed bool `json:"placed,omitempty"`
 }
 
 // Attached is a pod's place in a network.
@@ -55,18 +57,52 @@ type Attached struct {
 	Veth *Veth `json:"veth,omitempty"`
 	// Programs are sessions of the pod's own programs with taktd at the moment.
 	Programs uint32 `json:"programs"`
+	// Counts are since the pod was attached, or taktd started.
+	Counts
+	// Recent are those of about the last minute; absent: the agent has not looked for long.
+	Recent *Recent `json:"recent,omitempty"`
+	// Schedules are those of the node's links: what the pod sends passes the gates of the one that it leaves by.
+	Schedules []Schedule `json:"schedules,omitempty"`
+	// GateTime are the streams that the pod has claimed on this network.
+	GateTime []GateTime `json:"gateTime,omitempty"`
+}
+
+// Counts are of what a pod launches at an interface.
+type Counts struct {
 	// Launches are what became of messages with a launch time that programs gave to taktd.
 	Launches Launches `json:"launches"`
 	// Around counts datagrams with a launch time that programs did not give to taktd, by reason (docs/reference/preload.md):
 	// they took the kernel's way or were refused.
 	Around map[string]uint64 `json:"around,omitempty"`
-	// Schedules are those of the node's links: what the pod sends passes the gates of the one that it leaves by.
-	Schedules []Schedule `json:"schedules,omitempty"`
-	// GateTime are the streams that the pod has claimed on this network.
-	GateTime []GateTime `json:"gateTime,omitempty"`
 	// Refused counts frames of no declared stream, and those outside of theirs; RefusedBy has it by Refused…
 	Refused   uint64            `json:"refused"`
 	RefusedBy map[string]uint64 `json:"refusedBy,omitempty"`
+}
+
+// Less is what has been counted beyond some earlier counts.
+func (c Counts) Less(before Counts) Counts {
+	less := func(all, some map[string]uint64) map[string]uint64 {
+		more := map[string]uint64{}
+		for why, count := range all {
+			if count > some[why] {
+				more[why] = count - some[why]
+			}
+		}
+		return more
+	}
+	return Counts{
+		Launches: Launches{
+			Left: c.Launches.Left - min(before.Launches.Left, c.Launches.Left), Late: c.Launches.Late - min(before.Launches.Late, c.Launches.Late),
+			Missed: c.Launches.Missed - min(before.Launches.Missed, c.Launches.Missed),
+		},
+		Around: less(c.Around, before.Around), Refused: c.Refused - min(before.Refused, c.Refused), RefusedBy: less(c.RefusedBy, before.RefusedBy),
+	}
+}
+
+// Recent are counts of the last seconds.
+type Recent struct {
+	Seconds int `json:"seconds"`
+	Counts
 }
 
 // Why frames are refused, as `takt listener list` counts them.

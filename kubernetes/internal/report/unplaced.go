@@ -128,7 +128,7 @@ func nothing() structured.AllocatedState {
 	}
 }
 
-// claimed is a claim of a pod, by the pod's name for it.
+// claimed is a claim of a pod, by its name and, in brackets, the pod's for it.
 type claimed struct {
 	name  string
 	claim *resourceapi.ResourceClaim
@@ -147,7 +147,11 @@ func (c *cluster) claimsOf(pod *corev1.Pod) (all []claimed) {
 			continue
 		}
 		if claim := c.claims[pod.Namespace+"/"+*name]; claim != nil {
-			all = append(all, claimed{reference.Name, claim})
+			called := claim.Name
+			if called != reference.Name {
+				called += " (" + reference.Name + ")"
+			}
+			all = append(all, claimed{called, claim})
 		}
 	}
 	return all
@@ -196,6 +200,22 @@ func (c *cluster) room(ctx context.Context, alloc structured.Allocator, claims .
 	return names, nil
 }
 
+// impossible names the requests of a claim that no node has the devices for by itself.
+func (c *cluster) impossible(ctx context.Context, claim *resourceapi.ResourceClaim) string {
+	var names []string
+	for _, request := range claim.Spec.Devices.Requests {
+		alone := claim.DeepCopy()
+		alone.Spec.Devices.Requests, alone.Spec.Devices.Constraints = []resourceapi.DeviceRequest{request}, nil
+		if nodes, err := c.room(ctx, c.empty, alone); err == nil && len(nodes) == 0 {
+			names = append(names, request.Name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return ", for its request " + strings.Join(names, " and ")
+}
+
 // where are some of these nodes, and how many more there are.
 func where(names []string) string {
 	switch more := len(names) - mostNamed; {
@@ -232,7 +252,7 @@ func (c *cluster) lacking(ctx context.Context, claims []claimed) string {
 		if len(nodes) == 0 {
 			nowhere = true
 			if ever, err := c.room(ctx, c.empty, one.claim); err == nil && len(ever) == 0 {
-				says += ", also if all were empty (see what it asks for, its selectors, and whether a node offers that)"
+				says += ", also if all were empty" + c.impossible(ctx, one.claim) + " (see what it asks for, its selectors, and whether a node offers that)"
 			}
 		}
 		each = append(each, says)

@@ -126,17 +126,17 @@ func TestAPodThatWaitsForANodeIsToldWhichOfItsClaimsHasRoomWhere(t *testing.T) {
 	for _, one := range found {
 		told[one.Pod] = one.Problem
 	}
-	const never = ", also if all were empty (see what it asks for, its selectors, and whether a node offers that)"
+	const never = ", also if all were empty, for its request main (see what it asks for, its selectors, and whether a node offers that)"
 	for name, want := range map[string]string{
-		"neither":   "not placed yet: claim its-cpu-much has room on no node" + never + ", claim its-gate-much has room on no node" + never,
-		"no-gates":  "not placed yet: claim its-cpu-little has room on five, four, one and 3 more, claim its-gate-much has room on no node" + never,
-		"apart":     "not placed yet: no node has room for all of its claims; claim its-cpu-some has room on two, claim its-gate-some has room on one",
+		"neither":   "not placed yet: claim cpu-much (its-cpu-much) has room on no node" + never + ", claim gate-much (its-gate-much) has room on no node" + never,
+		"no-gates":  "not placed yet: claim cpu-little (its-cpu-little) has room on five, four, one and 3 more, claim gate-much (its-gate-much) has room on no node" + never,
+		"apart":     "not placed yet: no node has room for all of its claims; claim cpu-some (its-cpu-some) has room on two, claim gate-some (its-gate-some) has room on one",
 		"elsewhere": "not placed yet, though its claims have room on one: kubectl describe pod",
-		"beside":    "not placed yet: no node has room for all of its claims; claim its-kept is on two, claim its-gate-some has room on one",
+		"beside":    "not placed yet: no node has room for all of its claims; claim kept (its-kept) is on two, claim gate-some (its-gate-some) has room on one",
 		"has-all":   "not placed yet: its claims have their devices already; kubectl describe pod",
-		"templated": "not placed yet: claim cpu has room on no node" + never,
-		"taken":     "not placed yet: claim its-gate-all has room on no node",
-		"misspelt":  "not placed yet: claim its-misspelt has room on no node" + never,
+		"templated": "not placed yet: claim cpu-much (cpu) has room on no node" + never,
+		"taken":     "not placed yet: claim gate-all (its-gate-all) has room on no node",
+		"misspelt":  "not placed yet: claim misspelt (its-misspelt) has room on no node" + never,
 		"unmade":    notPlaced,
 	} {
 		if told[name] != want {
