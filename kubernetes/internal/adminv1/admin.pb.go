@@ -5036,7 +5036,9 @@ type LinkSchedule struct {
 	// The class whose gate frames of each priority 0 to 7 pass.
 	Priorities []uint32 `protobuf:"varint,14,rep,packed,name=priorities,proto3" json:"priorities,omitempty"`
 	// Other datapaths of the node that send from the same address: their frames do not pass these gates.
-	Beside        []string `protobuf:"bytes,15,rep,name=beside,proto3" json:"beside,omitempty"`
+	Beside []string `protobuf:"bytes,15,rep,name=beside,proto3" json:"beside,omitempty"`
+	// What `takt schedule check` finds wrong or doubtful in the latest of these schedules, worst first.
+	Warnings      []string `protobuf:"bytes,16,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5172,6 +5174,13 @@ func (x *LinkSchedule) GetPriorities() []uint32 {
 func (x *LinkSchedule) GetBeside() []string {
 	if x != nil {
 		return x.Beside
+	}
+	return nil
+}
+
+func (x *LinkSchedule) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
 	}
 	return nil
 }
@@ -7351,7 +7360,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x06absent\x18\x02 \x03(\v2\x1d.takt.admin.v1.AbsentScheduleR\x06absent\"e\n" +
 	"\x0eAbsentSchedule\x12\x1a\n" +
 	"\bdatapath\x18\x01 \x01(\tR\bdatapath\x127\n" +
-	"\bschedule\x18\x02 \x01(\v2\x1b.takt.admin.v1.GateScheduleR\bschedule\"\xf9\x04\n" +
+	"\bschedule\x18\x02 \x01(\v2\x1b.takt.admin.v1.GateScheduleR\bschedule\"\x95\x05\n" +
 	"\fLinkSchedule\x12\x1a\n" +
 	"\bdatapath\x18\x01 \x01(\tR\bdatapath\x12\"\n" +
 	"\rlink_rate_bps\x18\x02 \x01(\x04R\vlinkRateBps\x12=\n" +
@@ -7370,7 +7379,8 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"priorities\x18\x0e \x03(\rR\n" +
 	"priorities\x12\x16\n" +
-	"\x06beside\x18\x0f \x03(\tR\x06besideB\x14\n" +
+	"\x06beside\x18\x0f \x03(\tR\x06beside\x12\x1a\n" +
+	"\bwarnings\x18\x10 \x03(\tR\bwarningsB\x14\n" +
 	"\x12_pending_begins_nsB\b\n" +
 	"\x06_cycleB\x11\n" +
 	"\x0f_cycle_start_ns\"\x92\x03\n" +

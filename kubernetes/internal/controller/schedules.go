@@ -404,7 +404,7 @@ func (r *rollout) install() metav1.Condition {
 // maintain gives an installed schedule to the nodes that it selects by now.
 func (r *rollout) maintain() metav1.Condition {
 	revision, generation := r.revision(), r.of.Generation
-	t, begun := &tally{}, true
+	t, begun, warned := &tally{}, true, ""
 	for _, name := range r.selected {
 		r.give(name, network.Assignment{Revision: revision, Committed: true})
 		absent := r.absent(name)
@@ -417,6 +417,9 @@ func (r *rollout) maintain() metav1.Condition {
 			}
 			t.do, t.of = t.do+1, t.of+1
 			begun = begun && state == network.Running
+			if warned == "" && message != "" {
+				warned = fmt.Sprintf(". On node %s: %s", name, message)
+			}
 		case network.Refused:
 			t.not(network.Refused, name, message)
 		default:
@@ -427,9 +430,9 @@ func (r *rollout) maintain() metav1.Condition {
 		return condition(network.InForce, false, generation, t.reason, fmt.Sprintf("%s nodes: %s", t.count(), t.message))
 	}
 	if !begun {
-		return condition(network.InForce, false, generation, network.Installing, fmt.Sprintf("all %d nodes have it, and it begins at %s", t.of, instant(revision.BeginsNanoseconds)))
+		return condition(network.InForce, false, generation, network.Installing, fmt.Sprintf("all %d nodes have it, and it begins at %s%s", t.of, instant(revision.BeginsNanoseconds), warned))
 	}
-	return condition(network.InForce, true, generation, network.Installed, fmt.Sprintf("on %d nodes from %s", t.of, instant(revision.BeginsNanoseconds)))
+	return condition(network.InForce, true, generation, network.Installed, fmt.Sprintf("on %d nodes from %s%s", t.of, instant(revision.BeginsNanoseconds), warned))
 }
 
 // instant is one for people.

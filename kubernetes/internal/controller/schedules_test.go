@@ -375,6 +375,10 @@ func TestAScheduleIsNotInForceWhereTheRuntimeIsAway(t *testing.T) {
 	if now := w.next().Schedules["one"]; now.Nodes != "2/2" || !is(now.Conditions, network.InForce, true, network.Installed, "2 nodes") {
 		t.Fatalf("it is %+v", now)
 	}
+	w.Members[1].Status.Schedules[0].Message = "error: class 5 is never open"
+	if now := w.Make().Schedules["one"]; !is(now.Conditions, network.InForce, true, network.Installed, "On node node-2: error: class 5 is never open") {
+		t.Errorf("it is %+v", now)
+	}
 	ready := metav1.Condition{Type: network.Ready, Status: metav1.ConditionFalse, Reason: "RuntimeAbsent", Message: "taktd does not answer: start it."}
 	meta.SetStatusCondition(&w.Members[0].Status.Conditions, ready)
 	if now := w.next().Schedules["one"]; now.Nodes != "1/2" || !is(now.Conditions, network.InForce, false, "RuntimeAbsent", "1/2 nodes: node node-1: taktd does not answer: start it") {

@@ -205,6 +205,19 @@ func (m *member) takeBack(ctx context.Context, assigned *network.Assignment, lin
 	return nil
 }
 
+// mostWarnings is how many warnings of a schedule are told.
+const mostWarnings = 3
+
+// warnings are what taktd finds wrong or doubtful in the schedule that a link has.
+func warnings(link *adminv1.LinkSchedule) string {
+	all := link.GetWarnings()
+	told := strings.Join(all[:min(len(all), mostWarnings)], "; ")
+	if more := len(all) - mostWarnings; more > 0 {
+		told += fmt.Sprintf("; and %d more: takt schedule check", more)
+	}
+	return shortened(told)
+}
+
 // hasBack says whether what was there before an assignment is what was last installed.
 func hasBack(assigned *network.Assignment, e *entered) bool {
 	if assigned.Previous == nil {
@@ -245,7 +258,7 @@ func (m *member) assign(ctx context.Context, assigned *network.Assignment, link 
 		return nil
 	}
 	if has {
-		state.State = network.Running
+		state.State, state.Message = network.Running, warnings(link)
 		if link.GetPending() != nil {
 			state.State = network.Pending
 		}

@@ -365,3 +365,13 @@ func TestANumberOfPeersAloneIsNotWorthAWriteEachTime(t *testing.T) {
 		t.Error("what else has changed is not written")
 	}
 }
+
+func TestWarningsOfAScheduleAreToldBriefly(t *testing.T) {
+	if told := warnings(nil); told != "" {
+		t.Errorf("of no link: %q", told)
+	}
+	told := warnings(&adminv1.LinkSchedule{Warnings: []string{"a", "b", "c", "d", strings.Repeat("e", 1000)}})
+	if told != "a; b; c; and 2 more: takt schedule check" {
+		t.Errorf("%q", told)
+	}
+}

@@ -227,14 +227,19 @@ impl LinkSchedule {
 
     /// The link.
     pub fn link(&self) -> Link {
-        let link = Link::ethernet(self.rate_bps);
-        match self.vlan {
-            true => Link {
-                framing: link.framing.with_vlan_tag(),
-                ..link
-            },
-            false => link,
-        }
+        link(self.rate_bps, self.vlan)
+    }
+}
+
+/// An Ethernet link of a rate in bits per second, 0 for none; with `vlan` its port inserts a tag.
+pub fn link(rate_bps: u64, vlan: bool) -> Link {
+    let link = Link::ethernet(rate_bps);
+    match vlan {
+        true => Link {
+            framing: link.framing.with_vlan_tag(),
+            ..link
+        },
+        false => link,
     }
 }
 

@@ -11,9 +11,11 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use rustix::net::{SendFlags, SocketAddrUnix};
+use rustix::event::epoll;
+use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use support::{
-    App, attach, config, free_port, listening, listening_with, refusal, reply, send, start,
+    App, Sink, attach, config, free_port, listening, listening_with, refusal, reply, send, start,
 };
 use takt_clock::{Clock, SystemTai};
 use takt_runtime::RuntimeHandle;
@@ -215,11 +217,8 @@ fn descriptors_of_a_refused_user_or_of_one_who_is_not_accepted_hold_nobody_up() 
     at_work(runtime.handle());
 }
 
-#[test]
-fn descriptors_on_the_end_of_a_sinks_notification_hold_no_lane_up() {
-    let runtime = start(config(free_port(), &[]));
-    let mut lingering = Lingering::new(1);
-    let mut app = App::attach(runtime.handle());
+/// A sink on channel 5, and the descriptor to wait on.
+fn sink_with_descriptor(app: &mut App) -> (Sink, OwnedFd) {
     let stream = app.stream(Qos::slow());
     let bytes = Envelope {
         request: 77,
@@ -234,11 +233,67 @@ fn descriptors_on_the_end_of_a_sinks_notification_hold_no_lane_up() {
     .encode();
     transport::send(&app.socket, &bytes, &[], true).expect("sent");
     let packet = transport::receive(&app.socket, true).expect("a packet");
+    let packet = packet.expect("an answer");
+    let answer = Envelope::<Reply>::decode(&packet.bytes).expect("a reply");
     let [notify]: [OwnedFd; 1] = packet
-        .expect("an answer")
         .descriptors
         .try_into()
         .expect("the descriptor to wait on");
+    (app.opened_sink(Ok(answer.message)), notify)
+}
+
+/// Who makes a socket readable walks over all that waits on it: with so many copies in epoll, for milliseconds.
+#[test]
+fn an_application_that_takes_milliseconds_to_be_woken_is_ended() {
+    const COPIES: usize = 200_000;
+    let most = Some(2 * COPIES as u64);
+    let limit = Rlimit {
+        current: most,
+        maximum: most,
+    };
+    setrlimit(Resource::Nofile, limit).expect("root");
+    let runtime = start(config(free_port(), &[]));
+    let mut app = App::attach(runtime.handle());
+    let (mut sink, notify) = sink_with_descriptor(&mut app);
+    let waits = epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
+    let copies: Vec<OwnedFd> = (0..COPIES)
+        .map(|_| {
+            let copy = notify.try_clone().expect("a copy");
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&waits, &copy, data, epoll::EventFlags::IN).expect("room");
+            copy
+        })
+        .collect();
+    let mut other = App::attach(runtime.handle());
+    let stream = other.stream(Qos::slow());
+    let mut source = other.source(stream, 5, 0);
+    for number in 0.. {
+        if runtime.handle().sessions().expect("running").len() < 2 {
+            break;
+        }
+        assert!(number < 1000, "it is woken for ever");
+        sink.bell.arm_fd(|| false);
+        other.emit(&mut source, number % 1000, b"wake", number);
+        other.completion(&mut source);
+        while app.take(&mut sink).is_some() {}
+        let mut bytes = [0; 64];
+        let _ = rustix::net::recv(&notify, &mut bytes[..], RecvFlags::DONTWAIT);
+    }
+    let failure = app.ended();
+    assert!(
+        failure.message.contains("takes more than 1 ms"),
+        "{failure}"
+    );
+    drop(copies);
+    at_work(runtime.handle());
+}
+
+#[test]
+fn descriptors_on_the_end_of_a_sinks_notification_hold_no_lane_up() {
+    let runtime = start(config(free_port(), &[]));
+    let mut lingering = Lingering::new(1);
+    let mut app = App::attach(runtime.handle());
+    let (_, notify) = sink_with_descriptor(&mut app);
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
     let descriptors = lingering.descriptors();

@@ -262,7 +262,7 @@ type LinkState struct {
 	Installed []int64 `json:"installed,omitempty"`
 	// State is Pending, Running, Refused or Expired.
 	State string `json:"state"`
-	// Message says why it is refused or was taken back, and what to do.
+	// Message says why it is refused or was taken back, and what to do; or what is doubtful in one that runs or will.
 	// +optional
 	Message string `json:"message,omitempty"`
 }

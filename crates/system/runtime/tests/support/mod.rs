@@ -286,13 +286,19 @@ impl App {
     }
 
     pub fn sink(&mut self, stream: u32, channel: u64, depth: u32) -> Sink {
-        match self.ask(Request::OpenSink {
+        let opened = self.ask(Request::OpenSink {
             stream,
             channel: ChannelId(channel),
             depth,
             notify_fd: false,
             mode: takt_session::SinkMode::default(),
-        }) {
+        });
+        self.opened_sink(opened)
+    }
+
+    /// The sink of this answer.
+    pub fn opened_sink(&self, opened: Result<Reply, Failure>) -> Sink {
+        match opened {
             Ok(Reply::SinkOpened { sink, block }) => Sink {
                 id: sink,
                 rx: Consumer::attach(&self.arena, block.rx_ring(), block.depth).expect("ring"),
@@ -304,7 +310,6 @@ impl App {
         }
     }
 
-    /// Writes a message at a chunk of the transmit region and emits it.
     pub fn emit(&self, source: &mut Source, chunk: u32, payload: &[u8], token: u32) {
         let descriptor = TxDescriptor {
             chunk,

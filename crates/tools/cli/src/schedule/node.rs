@@ -3,6 +3,7 @@
 use clap::Args;
 use serde::Serialize;
 use takt_clock::{Clock, SystemTai};
+use takt_schedule::check::Severity;
 use takt_schedule::form::Document;
 use taktd::admin::proto::{
     AbsentSchedule, ClassDepartures, GateSchedule, InstallScheduleRequest, LinkSchedule,
@@ -106,6 +107,13 @@ impl Install {
             &datapath,
             link,
         )?;
+        for finding in
+            takt_schedule::check(&source.document.schedule, &source.port_at(&self.link), None)
+        {
+            if finding.severity >= Severity::Warning {
+                eprintln!("{}: {finding}", source.name);
+            }
+        }
         if self.form.json {
             return print_json(&Installed {
                 datapath,

@@ -59,20 +59,22 @@ impl Source {
 
     /// The port that `options` describe, with the classes that the schedule speaks of.
     pub fn port(&self, options: &Port) -> PortModel {
-        let said = self
-            .document
-            .priorities
-            .map(|priorities| priorities.classes);
-        let default = PortModel::default();
-        let link = Link::ethernet(options.link.rate.0);
-        let framing = match options.link.vlan {
-            true => Framing::ETHERNET.with_vlan_tag(),
-            false => Framing::ETHERNET,
-        };
+        let port = self.port_at(&options.link);
         PortModel {
-            link: Link { framing, ..link },
-            classes: options.classes.or(said).unwrap_or(default.classes),
+            classes: options.classes.unwrap_or(port.classes),
             largest_frame: options.frame,
+            ..port
+        }
+    }
+
+    /// The port on a link, with the classes that the schedule speaks of.
+    pub fn port_at(&self, link: &LinkOptions) -> PortModel {
+        let said = self.document.priorities;
+        let default = PortModel::default();
+        PortModel {
+            link: link.link(),
+            classes: said.map_or(default.classes, |priorities| priorities.classes),
+            ..default
         }
     }
 }
@@ -151,6 +153,18 @@ pub struct Port {
 }
 
 impl LinkOptions {
+    /// The link.
+    pub fn link(&self) -> Link {
+        let framing = match self.vlan {
+            true => Framing::ETHERNET.with_vlan_tag(),
+            false => Framing::ETHERNET,
+        };
+        Link {
+            framing,
+            ..Link::ethernet(self.rate.0)
+        }
+    }
+
     /// Rate of the link, bits per second.
     pub fn rate_bps(&self) -> u64 {
         self.rate.0
