@@ -115,6 +115,8 @@ pub struct Departures {
     no_launch_times: [u64; TrafficClass::COUNT],
     /// Nothing is to be done before; `None`: to be asked.
     next: Option<TaiTime>,
+    /// When that was said: by a clock before it, it does not hold.
+    asked: TaiTime,
     counters: Arc<DepartureCounters>,
 }
 
@@ -223,6 +225,7 @@ impl Departures {
             too_far: [0; TrafficClass::COUNT],
             no_launch_times: [0; TrafficClass::COUNT],
             next: None,
+            asked: TaiTime::from_nanos(i64::MIN),
             counters,
         }
     }
@@ -538,6 +541,10 @@ impl Departures {
         for _ in 0..BUDGET {
             let now = clock.now();
             self.settle_classes(now);
+            if now < self.asked {
+                // The clock was stepped back: the next window may be one that had passed.
+                self.next = None;
+            }
             if self.due().is_none_or(|due| due > now) {
                 return worked;
             }
@@ -559,7 +566,7 @@ impl Departures {
                     handle(Leaving::Drop(&dropped.item.handle, outcome));
                 }
                 Decision::WaitUntil(until) => {
-                    self.next = Some(until);
+                    (self.next, self.asked) = (Some(until), now);
                     return worked;
                 }
                 Decision::Idle => {
@@ -956,6 +963,56 @@ mod tests {
             );
             assert_eq!(departures.due(), None);
         }
+    }
+
+    #[test]
+    fn frames_that_wait_for_a_gate_alone_leave_in_the_next_window_of_a_clock_that_is_stepped_back()
+    {
+        const CYCLE: i64 = 1_000_000;
+        const STEP: i64 = 60_000_000_000;
+        let at = TaiTime::from_nanos;
+        let mut departures = Departures::new(&config::Departure::default(), false, Arc::default());
+        departures.set_tenants(1);
+        let schedule = takt_schedule::Schedule {
+            cycle_time_ns: CYCLE as u64,
+            entries: [0xdf, 0xff]
+                .map(|gates| {
+                    takt_schedule::GateEntry::new(GateMask::from_bits(gates), CYCLE as u32 / 2)
+                })
+                .to_vec(),
+            ..takt_schedule::Schedule::default()
+        };
+        departures.change(ScheduleChange::Install {
+            list: Arc::new(GateList::new(&schedule).expect("a list")),
+            initial: GateMask::ALL,
+            link: Link::ethernet(0),
+            now: at(0),
+            classes: ClassTable::default(),
+            selection: Default::default(),
+            begins: at(0),
+            at_once: false,
+        });
+        let clock = Set::default();
+        // What has left by an instant, from where the clock is set to.
+        let left = |departures: &mut Departures, now: i64| {
+            let mut left = 0;
+            clock.0.store(now, std::sync::atomic::Ordering::Relaxed);
+            departures.run(&clock, &mut |leaving| {
+                let Leaving::Send(departure) = leaving else {
+                    panic!("a frame is dropped or waits");
+                };
+                left += 1;
+                let from = departure.start;
+                Handed::Over { from, to: from }
+            });
+            left
+        };
+        let late = 2 * STEP;
+        let queued = (0..3).map(|_| departures.queue_frame(piece(0, 5), 64, at(late)));
+        assert!(queued.into_iter().all(|queued| queued == Ok(true)));
+        assert_eq!(left(&mut departures, late), 0, "the gate is closed");
+        assert_eq!(left(&mut departures, late - STEP), 0, "here too");
+        assert_eq!(left(&mut departures, late - STEP + CYCLE / 2), 3);
     }
 
     #[test]
