@@ -179,7 +179,7 @@ counters! {
         dropped_memory,
         /// Messages for its sinks that never arrived.
         lost,
-        /// Times that its rate limit held a message back.
+        /// Times that the rate limit of its tenant held a message back.
         throttled,
         /// Those of the messages emitted that were not sent wholly when it ended, and were given up.
         abandoned,

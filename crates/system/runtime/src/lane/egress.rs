@@ -44,8 +44,8 @@ pub(super) enum Step {
     Held,
     /// Its receivers have not acknowledged enough, or a sink of a reliable source has no room.
     Waits,
-    /// The rates of its tenant hold it back.
-    Throttled,
+    /// The rates of its tenant hold its next message back. `taken`: the one before it has been taken in this look.
+    Throttled { taken: bool },
 }
 
 /// What became of a look at a session.
@@ -57,8 +57,10 @@ struct Served {
     lower: Option<TrafficClass>,
     /// A port had no frame free.
     blocked: bool,
-    /// The rates of its tenant hold it back.
+    /// The rates of its tenant hold messages of it back.
     throttled: bool,
+    /// Messages of it were taken.
+    taken: bool,
 }
 
 impl State {
@@ -140,15 +142,14 @@ impl State {
                     Served::default()
                 }
             };
-            let again = served.more || served.blocked || served.throttled;
-            self.tenants.yield_turn(tenant, class, again);
+            self.tenants
+                .yield_turn(tenant, class, served.more || served.blocked);
             // Not by what is held: that may be of a higher class, and has no use for a turn.
             if let Some(lower) = served.lower {
                 self.tenants.wait_in(at, lower);
             }
             if served.throttled {
-                self.tenants.throttle(at);
-                return (may - left, fair::End::Idle);
+                self.tenants.throttle(at, class, served.taken);
             }
             if served.more {
                 blocked = 0;
@@ -177,12 +178,14 @@ impl State {
             return Ok(Served::default());
         };
         session.held = false;
+        let emitted = session.counters.emitted.get();
         let mut served = Served {
             more: !session.reclaim_own()?,
             ..Served::default()
         };
         let count = session.sources.count();
         let mut completed = false;
+        let mut held_back = None;
         for _ in 0..count {
             if *left <= 0 {
                 served.more = true;
@@ -202,16 +205,18 @@ impl State {
                 Step::More => served.more = true,
                 Step::Lower(class) => served.lower = served.lower.max(Some(class)),
                 Step::Blocked => served.blocked = true,
-                Step::Throttled => served.throttled = true,
+                Step::Throttled { taken } => {
+                    // Of what has paid already the others are given out, and completions are shown.
+                    served.throttled = true;
+                    held_back.get_or_insert(number + usize::from(taken));
+                }
                 Step::Held => {
                     session.held = true;
                     self.held = true;
                 }
                 Step::Empty | Step::Waits => {}
             }
-            if step != Step::Throttled {
-                session.next_source = number + 1;
-            }
+            session.next_source = number + 1;
             let Some(s) = session.sources.get_mut(source) else {
                 continue;
             };
@@ -226,9 +231,11 @@ impl State {
                 s.finished = true;
                 self.finished_sources.push((at, source));
             }
-            if served.throttled {
-                break;
-            }
+        }
+        if let Some(session) = self.tenants.sessions.get_mut(at) {
+            served.taken = session.counters.emitted.get() != emitted;
+            // Whose message is held back is the next one.
+            session.next_source = held_back.unwrap_or(session.next_source);
         }
         if completed
             && let Some(session) = self.tenants.sessions.get(at)
@@ -259,6 +266,8 @@ impl State {
         left: &mut i64,
         worked: &mut bool,
     ) -> Result<Step, Failure> {
+        let throttled = self.tenants.is_throttled(at);
+        let mut taken = false;
         while *left > 0 {
             let Some(session) = self.tenants.sessions.get_mut(at) else {
                 return Ok(Step::Empty);
@@ -281,12 +290,16 @@ impl State {
             }
             let mut progress = match s.current.take() {
                 Some(progress) => progress,
-                None if !session.rates.ready(self.round.steady_of(now_ns)) => {
-                    return Ok(Step::Throttled);
+                None if throttled || !session.rates.ready(self.round.steady_of(now_ns)) => {
+                    return Ok(match s.has_next() {
+                        true => Step::Throttled { taken },
+                        false => Step::Empty,
+                    });
                 }
                 None => match session.take(source, self.round.steady_of(now_ns))? {
                     Some(descriptor) => {
                         *left -= fair::MESSAGE;
+                        taken = true;
                         let told = self.mailbox.told();
                         match self.mailbox.has_done(told) {
                             true => self.begin(at, source, descriptor, now_ns),

@@ -451,6 +451,8 @@ pub struct LaneSession {
     pub rang_ns: i64,
     /// A source waits for room in a scheduler.
     pub held: bool,
+    /// It is in its tenant's list of those that its rates hold back; the highest class in which it has waited for a turn.
+    pub held_back: Option<TrafficClass>,
     /// Frames of its messages that wait in schedulers.
     pub departing: u32,
     /// The application has left: the session goes with its last source.
@@ -609,6 +611,12 @@ impl LaneSource {
         descriptor.map(|descriptor| class_of(&descriptor))
     }
 
+    /// Whether there is a message to be taken. What is wrong with the ring is told then.
+    #[inline]
+    pub fn has_next(&mut self) -> bool {
+        self.closing != Some(0) && !matches!(self.tx.peek(), Ok(None))
+    }
+
     /// Messages that wait in its ring. One that shows the impossible holds none.
     fn waiting(&mut self) -> u32 {
         self.closing.or(self.tx.available().ok()).unwrap_or(0)
@@ -745,6 +753,7 @@ impl LaneSession {
             rang: true,
             rang_ns: 0,
             held: false,
+            held_back: None,
             departing: 0,
             leaving: false,
             own_sinks: Vec::new(),

@@ -67,8 +67,11 @@ struct Tenant {
     showing: Showing,
     sinks: usize,
     rates: Arc<Rates>,
-    /// Its rates hold its messages back.
+    /// Its rates hold its messages back: none is taken until those have their turns who wait for that.
     throttled: bool,
+    /// Sessions whose messages they hold back, each once, and the one of them that was the last to have some taken.
+    held_back: VecDeque<SessionSlot>,
+    last_taken: Option<SessionSlot>,
     /// Frames of its messages that wait in schedulers.
     departing: u32,
     /// What was done for its further sinks, of what the lane received while it was behind, beyond its part of the rounds until then;
@@ -123,8 +126,43 @@ impl Tenant {
         turns: &mut RoundRobin,
     ) {
         self.line_up(at, session, class);
-        if !self.throttled {
-            turns.wait(session.tenant, class);
+        turns.wait(session.tenant, class);
+    }
+
+    /// Its rates hold nothing back any more: sessions have their turns in the order that they had, but for the one that had the
+    /// last.
+    #[cold]
+    fn resume(&mut self, sessions: &mut Table<SessionSlot, LaneSession>, turns: &mut RoundRobin) {
+        for (class, waiting) in TrafficClass::all().zip(&mut self.waiting) {
+            // Something else may have given them a turn meanwhile.
+            waiting.retain(|at| match sessions.get_mut(*at) {
+                Some(session) if session.held_back.is_some() => {
+                    session.held_back = session.held_back.max(Some(class));
+                    session.waiting &= !(1 << class.number());
+                    false
+                }
+                session => session.is_some(),
+            });
+        }
+        let behind = self.waiting.each_ref().map(VecDeque::len);
+        let mut line_up = |tenant: &mut Self, at: SessionSlot| {
+            if let Some(session) = sessions.get_mut(at)
+                && let Some(class) = session.held_back.take()
+            {
+                tenant.enqueue(at, session, class, turns);
+            }
+        };
+        let last = self.last_taken.take();
+        while let Some(at) = self.held_back.pop_front() {
+            if Some(at) != last {
+                line_up(self, at);
+            }
+        }
+        for (waiting, behind) in self.waiting.iter_mut().zip(behind) {
+            waiting.rotate_left(behind);
+        }
+        if let Some(last) = last {
+            line_up(self, last);
         }
     }
 }
@@ -189,6 +227,8 @@ impl Tenants {
                     sinks: 0,
                     rates: session.rates.clone(),
                     throttled: false,
+                    held_back: VecDeque::new(),
+                    last_taken: None,
                     departing: 0,
                     received: 0,
                     received_in: 0,
@@ -214,6 +254,7 @@ impl Tenants {
             for waiting in &mut tenant.waiting {
                 waiting.reserve(tenant.sessions);
             }
+            tenant.held_back.reserve(tenant.sessions);
         }
         self.wait(at);
         at
@@ -256,6 +297,7 @@ impl Tenants {
         for waiting in &mut tenant.waiting {
             waiting.retain(|waiting| *waiting != at);
         }
+        tenant.held_back.retain(|waiting| *waiting != at);
         for pending in &mut tenant.pending {
             pending.retain(|(of, _)| *of != at);
         }
@@ -370,32 +412,45 @@ impl Tenants {
         tenants.map(|tenant| tenant.rates.ready_at()).min()
     }
 
-    /// Gives turns to tenants that their rates no longer hold back.
+    /// Gives turns to sessions whose messages rates no longer hold back.
     pub fn unthrottle(&mut self, now_ns: i64) {
-        let (list, turns) = (&mut self.list, &mut self.turns);
+        let (sessions, list, turns) = (&mut self.sessions, &mut self.list, &mut self.turns);
         self.throttled.retain(|&at| {
             let Some(tenant) = list.get_mut(at) else {
                 return false;
             };
             tenant.throttled = !tenant.rates.ready(now_ns);
             if !tenant.throttled {
-                for class in TrafficClass::all() {
-                    if !tenant.waiting[usize::from(class.number())].is_empty() {
-                        turns.wait(at, class);
-                    }
-                }
+                tenant.resume(sessions, turns);
             }
             tenant.throttled
         });
     }
 
-    /// Its rates hold the tenant of a session back.
+    /// Whether no messages are taken of a session's tenant before others of it have had their turns.
+    #[inline]
+    pub fn is_throttled(&self, at: SessionSlot) -> bool {
+        !self.throttled.is_empty()
+            && (self.of_session(at).and_then(|tenant| self.list.get(tenant)))
+                .is_some_and(|tenant| tenant.throttled)
+    }
+
+    /// The rates of its tenant hold messages of a session back in its turn in a class: for them it gets none until they no
+    /// longer do. `taken`: it has had some taken before, and goes behind those that have not.
     #[cold]
-    pub fn throttle(&mut self, at: SessionSlot) {
-        if let Some(session) = self.sessions.get(at)
+    pub fn throttle(&mut self, at: SessionSlot, class: TrafficClass, taken: bool) {
+        if let Some(session) = self.sessions.get_mut(at)
             && let Some(tenant) = self.list.get_mut(session.tenant)
         {
-            session.counters.throttled.add(1);
+            if session.held_back.is_none() {
+                session.counters.throttled.add(1);
+                // Room was made when it came.
+                tenant.held_back.push_back(at);
+            }
+            session.held_back = session.held_back.max(Some(class));
+            if taken {
+                tenant.last_taken = Some(at);
+            }
             if !std::mem::replace(&mut tenant.throttled, true) {
                 self.throttled.push(session.tenant);
             }
@@ -437,7 +492,7 @@ impl Tenants {
         self.turns.charge_look(tenant, cost);
         t.line_up(at, session, next);
         // The turn that it has goes on in its own class; another one is another turn.
-        if next != class && !t.throttled {
+        if next != class {
             self.turns.wait(tenant, next);
         }
     }

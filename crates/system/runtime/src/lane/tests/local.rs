@@ -211,3 +211,74 @@ fn a_message_that_is_too_late_is_dropped_where_the_operator_wants_that_and_count
     assert_eq!(outcomes, told.collect::<Vec<_>>());
     assert_eq!(launches(&scene.house.lane), (1, 1, 2));
 }
+
+#[test]
+fn a_rate_holds_back_what_is_not_taken_yet_and_nothing_that_it_was_paid_for() {
+    let clock = Arc::new(Ticking::default());
+    let mut house = House::new(Vec::new(), clock.clone());
+    let rates = Arc::new(Rates::new(&Policy {
+        bytes_per_second: 1_000_000,
+        ..Policy::default()
+    }));
+    // Two sessions of a tenant, and a source that is closed meanwhile.
+    let mut writer = house.guest(1, 4 << 20, &rates);
+    let (source, idle) = (writer.source(5), writer.source(6));
+    let mut second = house.guest(1, 1 << 20, &rates);
+    let own = second.source(5);
+    let mut reader = house.guest(2, 8 << 20, &no_limits());
+    let sink = reader.sink(5, 64);
+    house.settle();
+    assert!(second.emit_at(100 * MS, 5, own, 0));
+    assert!(writer.emit_at(100 * MS, 5, source, 0));
+    let mut scene = Scene {
+        house,
+        clock,
+        writer,
+        source,
+        reader,
+    };
+    scene.settle();
+    // Of two seconds; and one that waits for their end.
+    let long = 2_000_000;
+    assert!(scene.writer.emit(source, 1, long));
+    let behind = 1 + long.div_ceil(takt_shm::CHUNK as u32);
+    assert!(scene.writer.emit(source, behind, 3));
+    assert!(second.emit(own, 1, 3));
+    scene.settle();
+    assert_eq!(
+        (scene.reader.receive(sink), scene.completed()),
+        (1, vec![1])
+    );
+    let session = scene.writer.id;
+    let of_session = |scene: &Scene| {
+        let at = scene.house.lane.by_session[&session];
+        let session = scene.house.lane.state.tenants.sessions.get(at);
+        session.expect("there").sources.iter().count()
+    };
+    assert_eq!(of_session(&scene), 2);
+    let close = Command::CloseSource {
+        session,
+        source: idle,
+    };
+    scene.house.handle.send(close);
+    scene.settle();
+    assert_eq!(of_session(&scene), 1, "it has nothing left");
+    scene.until(99 * MS);
+    assert_eq!(scene.reader.receive(sink), 0);
+    scene.until(100 * MS + MS / 10);
+    assert_eq!(scene.reader.receive(sink), 2, "at their launch time");
+    assert_eq!(
+        (scene.completed(), second.completed(own)),
+        (vec![0], vec![0])
+    );
+    scene.settle();
+    assert!(scene.house.lane.park().is_some(), "nothing to do by then");
+    scene.house.lane.unpark();
+    rates.set(&Policy::default());
+    scene.settle();
+    assert_eq!(scene.reader.receive(sink), 2);
+    assert_eq!(
+        (scene.completed(), second.completed(own)),
+        (vec![behind], vec![1])
+    );
+}
