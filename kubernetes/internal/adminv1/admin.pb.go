@@ -2411,7 +2411,8 @@ type ChannelCounters struct {
 	Received uint64 `protobuf:"varint,6,opt,name=received,proto3" json:"received,omitempty"`
 	// Payload bytes that arrived from other nodes.
 	ReceivedBytes uint64 `protobuf:"varint,7,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
-	// Messages that other nodes sent and that have not arrived (gaps in the sequence).
+	// Messages that have not come to some of the sinks here that were to get them, mostly sent by other nodes and not arrived (gaps in the
+	// sequence). Each once, for however many sinks.
 	Lost uint64 `protobuf:"varint,8,opt,name=lost,proto3" json:"lost,omitempty"`
 	// Messages that arrived after they had been counted as lost.
 	Late uint64 `protobuf:"varint,9,opt,name=late,proto3" json:"late,omitempty"`

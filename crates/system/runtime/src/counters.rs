@@ -125,7 +125,9 @@ counters! {
         received,
         /// Payload bytes that arrived from other nodes.
         received_bytes,
-        /// Messages that other nodes sent and that have not arrived (gaps in the sequence).
+        /// Messages that have not come to some of the sinks here that were to get them: sent by other nodes and not arrived
+        /// (gaps in the sequence), left out while a lane was behind, or past their launch times. Each once, for however
+        /// many sinks.
         lost,
         /// Sources elsewhere that went without telling how many messages they had sent: more may be lost.
         unknown_tails,

@@ -640,7 +640,7 @@ impl State {
             };
             let upto = batch.map_or(u32::MAX, |batch| batch.to);
             let most = fragments(&cut, *left).min(upto.saturating_sub(fragment));
-            let appended = if ports[port].schedules(&progress.descriptor) {
+            let (appended, refused) = if ports[port].schedules(&progress.descriptor) {
                 let piece = Piece {
                     session: at,
                     source,
@@ -669,7 +669,7 @@ impl State {
                     self.reliable
                         .give_up(entry, destination, refused, steady_ns);
                 }
-                appended
+                (appended, refused.is_some())
             } else if ports[port].yields(TaiTime::from_nanos(now_ns)) {
                 progress.continue_with(number, fragment, Some(cut));
                 return Sent::Unfinished(Step::Blocked);
@@ -703,12 +703,12 @@ impl State {
                         fragment..end,
                     );
                 }
-                appended
+                (appended, false)
             };
             let next = match appended {
                 Appended::Done => {
-                    channel.counters.sent.add(1);
-                    if port != progress.carrier.port && !ports[port].trusted {
+                    channel.counters.sent.add(u64::from(!refused));
+                    if !refused && port != progress.carrier.port && !ports[port].trusted {
                         channel.counters.detoured.add(1);
                     }
                     *left -= cost(&cut, fragment..cut.count());

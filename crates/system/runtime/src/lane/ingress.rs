@@ -301,6 +301,7 @@ impl State {
             let behind = self.behind + self.received_cost;
             if !self.tenants.admits(group, fair::COPY, behind) {
                 self.received_cost += self.tenants.pass_over(group, key.channel);
+                self.reassembly.get(assembly).lose(&channel.counters);
                 continue;
             }
             self.received_cost += group.cost(fair::COPY);
@@ -385,7 +386,8 @@ impl State {
         let Some(channel) = self.channels.get(message.key.channel) else {
             return;
         };
-        let (tenants, targets) = (&mut self.tenants, &mut message.targets);
+        let tenants = &mut self.tenants;
+        let (targets, mut lost) = (&mut message.targets, false);
         self.received_cost += targets.len() as i64 * fair::LOOK;
         // Those of one tenant follow each other.
         let (mut kept, mut next) = (0, 0);
@@ -406,12 +408,13 @@ impl State {
                     tenants.lose(&target);
                 }
             }
-            if !has {
-                channel.counters.lost.add(1);
-            }
+            lost |= !has;
             next += count;
         }
         targets.truncate(kept);
+        if lost {
+            message.lose(&channel.counters);
+        }
     }
 
     fn complete(&mut self, assembly: usize) {
@@ -468,7 +471,7 @@ impl State {
             self.tenants.lose(target);
         }
         if let Some(channel) = self.channels.get(message.key.channel) {
-            channel.counters.lost.add(1);
+            self.reassembly.get(assembly).lose(&channel.counters);
         }
         self.reassembly.end(assembly);
     }

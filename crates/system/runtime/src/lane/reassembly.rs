@@ -9,6 +9,7 @@ use std::time::Duration;
 use takt_time::TrafficClass;
 
 use super::shares::{Pair, Shares};
+use crate::counters::ChannelCounters;
 use crate::slots::{ChannelSlot, RemoteSlot, SessionSlot, SinkSlot, TenantSlot};
 
 /// Fewest payload bytes of a fragment that is not the last: bounds the bookkeeping of a message.
@@ -55,6 +56,8 @@ pub struct Assembly {
     pub sender: u32,
     pub send_time_ns: i64,
     pub targets: Vec<Target>,
+    /// It counts as lost: some sinks do not get it.
+    lost: bool,
     /// Whose place it has: that of the sending lane and of the tenant that it is for, or one of them.
     pair: Pair,
     missing: u32,
@@ -119,6 +122,7 @@ impl Assembly {
             sender: 0,
             send_time_ns: 0,
             targets: Vec::with_capacity(16),
+            lost: false,
             missing: 0,
             // Zero pages until a long message comes.
             arrived: vec![0; most_fragments.div_ceil(64)],
@@ -130,6 +134,13 @@ impl Assembly {
             last_ns: 0,
             used: false,
         }
+    }
+
+    /// Some sinks do not get it: its channel counts it as lost, once.
+    #[cold]
+    pub fn lose(&mut self, counters: &ChannelCounters) {
+        let before = std::mem::replace(&mut self.lost, true);
+        counters.lost.add(u64::from(!before));
     }
 }
 
@@ -208,6 +219,7 @@ impl Reassembly {
         slot.sender = header.sender;
         slot.send_time_ns = header.send_time_ns;
         slot.targets.clear();
+        slot.lost = false;
         slot.missing = count;
         slot.arrived[..(count as usize).div_ceil(64)].fill(0);
         slot.pair = pair;

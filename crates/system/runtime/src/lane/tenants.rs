@@ -566,10 +566,12 @@ impl Tenants {
         behind: i64,
     ) -> i64 {
         let mut spent = 0;
+        let mut lost = false;
         for group in &mut channel.groups {
             let each = fair::COPY + payload.len() as i64;
             if !self.admits(group, each, behind + spent) {
                 spent += self.pass_over(group, index);
+                lost = true;
                 continue;
             }
             spent += group.cost(each);
@@ -589,6 +591,7 @@ impl Tenants {
                 self.account_received(at, sink, meta.class, &channel.counters, result);
             }
         }
+        channel.counters.lost.add(lost.into());
         spent
     }
 
@@ -664,7 +667,7 @@ impl Tenants {
         channel.sinks.len() as i64 * each
     }
 
-    /// A message is not given to the sinks of one tenant. Returns what counting it will cost.
+    /// A message is not given to the sinks of one tenant. Returns what counting it there will cost.
     #[cold]
     pub fn pass_over(&mut self, group: &mut Group, channel: ChannelSlot) -> i64 {
         group.missed += 1;
@@ -693,7 +696,6 @@ impl Tenants {
             if missed == 0 {
                 continue;
             }
-            channel.counters.lost.add(missed);
             for &(at, sink) in &group.sinks {
                 if let Some(session) = self.sessions.get_mut(at) {
                     session.add_lost(sink, missed as i64);
@@ -770,16 +772,18 @@ impl Tenants {
     /// A message of a source is not given to the sinks of its lane.
     #[cold]
     pub fn lose_emitted(&mut self, from: SessionSlot, channel: &Channel, sinks: Rest) {
+        let mut lost = false;
         for &(_, (at, sink)) in channel.sinks.of(sinks) {
             if at == from && !self.hears_itself(at, sink) {
                 continue;
             }
-            channel.counters.lost.add(1);
+            lost = true;
             if let Some(session) = self.sessions.get_mut(at) {
                 session.add_lost(sink, 1);
                 self.mark_pending(at, sink, TrafficClass::BEST_EFFORT);
             }
         }
+        channel.counters.lost.add(lost.into());
     }
 
     /// Whether a reliable source goes on waiting for a sink without room.

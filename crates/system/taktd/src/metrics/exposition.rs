@@ -571,7 +571,9 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("channel" | "tenant", "dropped_memory") => {
             "Copies dropped because a sink's memory was exhausted"
         }
-        ("channel", "lost") => "Messages that other nodes sent and that have not arrived",
+        ("channel", "lost") => {
+            "Messages that have not come to some sinks here, mostly sent by other nodes and not arrived"
+        }
         ("channel", "unknown_tails") => {
             "Sources elsewhere that went without telling how many messages they had sent"
         }

@@ -6,6 +6,7 @@ use takt_wire::channel::{DatagramCursor, Kind, RecordHeader};
 
 use super::super::commands::MOST_LOOKS;
 use super::*;
+use crate::counters::ChannelReading;
 use crate::ids::{RemoteId, SessionId};
 use crate::slots::{SinkSlot, SourceSlot};
 
@@ -133,6 +134,13 @@ impl House {
             sinks: Vec::new(),
             blocks: Vec::new(),
         }
+    }
+
+    /// What is counted of a channel.
+    pub fn counted(&self, channel: u64) -> ChannelReading {
+        let channels = &self.lane.state.channels;
+        let channel = channels.find(channel).and_then(|at| channels.get(at));
+        channel.expect("in use").counters.read()
     }
 
     /// Lets the lane take all commands.
@@ -1251,10 +1259,58 @@ fn a_message_that_stays_unfinished_is_lost_once_to_each_sink() {
         house.lane.poll();
         one.waiting(sink) == 1 && !house.lane.state.tenants.has_pending()
     });
-    let channels = &house.lane.state.channels;
-    let channel = channels.find(5).and_then(|at| channels.get(at));
-    let counted = channel.expect("in use").counters.read();
-    // Of two messages each sink knows what became of them; the channel counts a loss for each tenant.
+    let counted = house.counted(5);
+    // Of two messages each sink knows what became of them; the channel counts one as lost.
     assert_eq!((crowd.counted(), one.counted()), (2 * 128, 2));
-    assert_eq!(counted.lost, 2, "{counted:?}");
+    assert_eq!(counted.lost, 1, "{counted:?}");
+}
+
+#[test]
+fn a_message_that_is_left_out_for_several_tenants_is_lost_once() {
+    const SENT: u32 = 400;
+    let (mut house, other) = House::at_network(512);
+    let mut crowds = [1, 2].map(|tenant| house.guest(tenant, 4 << 20, &no_limits()));
+    let sinks = crowds
+        .each_mut()
+        .map(|crowd| Vec::from_iter((0..128).map(|_| crowd.sink(5, 2))));
+    let mut writer = Writer::new(&house, other);
+    house.settle();
+    // At once: a lane that had all that came before would not be behind.
+    (0..SENT).for_each(|_| writer.short(5, 1));
+    while house.lane.poll() {}
+    takt_testing::until_true("the counters are shown", || {
+        house.lane.poll();
+        !house.lane.state.tenants.has_pending()
+    });
+    let counted = house.counted(5);
+    let lost = [0, 1].map(|at| crowds[at].lost(sinks[at][0]));
+    assert!(
+        lost.iter().all(|lost| *lost > u64::from(SENT) / 2),
+        "{lost:?}"
+    );
+    assert!(counted.lost <= u64::from(SENT), "{lost:?} {counted:?}");
+    assert!(
+        lost.iter().all(|lost| *lost <= counted.lost),
+        "{lost:?} {counted:?}"
+    );
+}
+
+#[test]
+fn what_a_scheduler_refuses_was_not_sent() {
+    let (mut house, mut other) = House::at_network(64);
+    house.add_remote(70, other.as_ref());
+    house.subscribe(70, vec![5]);
+    let mut guest = house.guest(1, 1 << 16, &no_limits());
+    let source = guest.source(5);
+    house.settle();
+    // Two minutes ahead: further than a message may wait.
+    assert!(guest.emit_at(120_000_000_000, 5, source, 0));
+    while house.lane.poll() {}
+    let refused = Outcome::NotScheduled as u32;
+    assert_eq!(guest.outcomes(source), [(0, refused)]);
+    assert_eq!(house.counted(5).sent, 0);
+    assert!(guest.emit_in(5, source, 1, 3));
+    while house.lane.poll() {}
+    assert_eq!(house.counted(5).sent, 1);
+    assert_eq!(arrived(other.as_mut(), 5), 1);
 }
