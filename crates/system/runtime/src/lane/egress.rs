@@ -180,7 +180,7 @@ impl State {
         session.held = false;
         let emitted = session.counters.emitted.get();
         let mut served = Served {
-            more: !session.reclaim_own()?,
+            more: !session.reclaim_own(left)?,
             ..Served::default()
         };
         let count = session.sources.count();

@@ -1379,6 +1379,12 @@ impl LaneSession {
         told.is_some_and(|told| std::mem::replace(told, undelivered) != undelivered)
     }
 
+    /// Messages that its sinks have by reference.
+    #[cfg(test)]
+    pub fn own(&self) -> usize {
+        self.sinks.iter().map(|sink| sink.own.len()).sum()
+    }
+
     /// Bytes of its receive region that are in use.
     #[cfg(test)]
     pub fn received_bytes(&self) -> usize {
@@ -1501,10 +1507,10 @@ impl LaneSession {
         let _ = self.give_back(sink, chunk);
     }
 
-    /// One message less at a sink: its memory is free again if nobody else holds it.
-    fn give_back(&mut self, sink: SinkSlot, chunk: u32) -> Result<(), Failure> {
+    /// One message less at a sink: its memory is free again if nobody else holds it. Returns what that cost.
+    fn give_back(&mut self, sink: SinkSlot, chunk: u32) -> Result<i64, Failure> {
         let Some(s) = self.sinks.get_mut(sink) else {
-            return Ok(());
+            return Ok(0);
         };
         if chunk & TX_REGION != 0 {
             let chunk = chunk & !TX_REGION;
@@ -1515,7 +1521,9 @@ impl LaneSession {
             };
             s.own.remove(at);
             s.outstanding -= 1;
-            return self.release(chunk);
+            self.release(chunk)?;
+            // It was looked for among those that came before it.
+            return Ok(fair::LOOK + (at * size_of::<u32>()) as i64);
         }
         if self.placed.holder(chunk) != Some(Holder::Sink(sink)) {
             return Err(violation(format!(
@@ -1529,7 +1537,8 @@ impl LaneSession {
         s.outstanding -= 1;
         self.rx
             .free(chunk)
-            .map_err(|_| violation(format!("receive chunk {chunk} released twice")))
+            .map_err(|_| violation(format!("receive chunk {chunk} released twice")))?;
+        Ok(fair::LOOK)
     }
 
     /// A sink does without a message: counts it.
@@ -1560,8 +1569,14 @@ impl LaneSession {
         }
     }
 
-    /// Takes what the application has released at a sink. True: all of it.
-    pub fn reclaim(&mut self, sink: SinkSlot) -> Result<bool, Failure> {
+    /// Takes what the application has released at a sink.
+    pub fn reclaim(&mut self, sink: SinkSlot) -> Result<(), Failure> {
+        let mut left = i64::MAX;
+        self.reclaim_within(sink, &mut left).map(drop)
+    }
+
+    /// The same, as far as the turn goes. True: all of it.
+    fn reclaim_within(&mut self, sink: SinkSlot, left: &mut i64) -> Result<bool, Failure> {
         let Some(s) = self.sinks.get_mut(sink) else {
             return Ok(true);
         };
@@ -1569,8 +1584,8 @@ impl LaneSession {
             .release
             .available()
             .map_err(|e| ring_violation("release ring", &e))?;
-        let count = released.min(MOST_RECLAIMED);
-        for _ in 0..count {
+        let mut count = 0;
+        while count < released.min(MOST_RECLAIMED) && *left > 0 {
             let Some(s) = self.sinks.get_mut(sink) else {
                 return Ok(true);
             };
@@ -1581,7 +1596,8 @@ impl LaneSession {
             else {
                 break;
             };
-            self.give_back(sink, chunk)?;
+            *left -= self.give_back(sink, chunk)?;
+            count += 1;
         }
         if count > 0
             && let Some(s) = self.sinks.get_mut(sink)
@@ -1594,14 +1610,18 @@ impl LaneSession {
     }
 
     /// Takes releases of messages that a source of this session waits for, of some sinks, from where the last
-    /// call ended. True: of all, begin anew.
-    pub fn reclaim_own(&mut self) -> Result<bool, Failure> {
+    /// call ended, as far as the turn goes. True: of all, begin anew.
+    pub fn reclaim_own(&mut self, left: &mut i64) -> Result<bool, Failure> {
         for _ in 0..MOST_SEARCHED {
             let Some(&sink) = self.own_sinks.get(self.next_own) else {
                 self.next_own = 0;
                 return Ok(true);
             };
-            if !self.reclaim(sink)? {
+            if *left <= 0 {
+                return Ok(false);
+            }
+            *left -= fair::LOOK;
+            if !self.reclaim_within(sink, left)? {
                 continue;
             }
             match self.sinks.get_mut(sink) {

@@ -1314,3 +1314,70 @@ fn what_a_scheduler_refuses_was_not_sent() {
     assert_eq!(house.counted(5).sent, 1);
     assert_eq!(arrived(other.as_mut(), 5), 1);
 }
+
+#[test]
+fn what_a_session_hands_back_of_its_own_is_paid_for_and_holds_up_nobody() {
+    const SINKS: usize = 128;
+    const SOURCES: usize = 8;
+    // As many of each source's as sinks may have by reference.
+    const OF_EACH: usize = 32;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut greedy = house.guest(1, 1 << 20, &no_limits());
+    let sinks = Vec::from_iter((0..SINKS).map(|_| greedy.sink(5, 256)));
+    let sources = Vec::from_iter((0..SOURCES).map(|_| greedy.source(5)));
+    let mut victim = house.guest(2, 1 << 16, &no_limits());
+    let (own, own_sink) = (victim.source(6), victim.sink(6, 64));
+    house.settle();
+    let held = |house: &House| {
+        let session = house.lane.by_session[&greedy.id];
+        let session = house.lane.state.tenants.sessions.get(session);
+        session.expect("there").own()
+    };
+    let all = SINKS * SOURCES * OF_EACH;
+    for (at, source) in sources.iter().enumerate() {
+        for number in 0..OF_EACH {
+            let chunk = (at * OF_EACH + number) as u32;
+            let pushed = greedy.sources[source.0].0.push(TxDescriptor {
+                chunk,
+                length: 3,
+                ..TxDescriptor::default()
+            });
+            assert!(pushed.expect("a sane ring"));
+        }
+    }
+    greedy.bell.ring();
+    until_done(all, || {
+        house.lane.poll();
+        held(&house)
+    });
+    while house.lane.poll() {}
+    for sink in sinks {
+        let (rx, release) = &mut greedy.sinks[sink.0];
+        let mut taken = Vec::new();
+        while let Some(descriptor) = rx.pop().expect("a sane ring") {
+            taken.push(descriptor.chunk);
+        }
+        rx.release();
+        for chunk in taken.into_iter().rev() {
+            assert!(release.push(chunk).expect("a sane ring"));
+        }
+    }
+    greedy.bell.ring();
+    assert!(victim.emit(own, 0, 3));
+    let mut before = all;
+    until_done(0, || {
+        house.lane.poll();
+        let now = held(&house);
+        let taken = (before - now) as i64;
+        assert!(
+            taken * fair::LOOK <= 2 * fair::QUANTUM,
+            "{taken} in a round"
+        );
+        before = now;
+        now
+    });
+    while house.lane.poll() {}
+    assert_eq!(victim.receive(own_sink), 1);
+    let completed = sources.iter().map(|source| greedy.completed(*source).len());
+    assert_eq!(completed.sum::<usize>(), SOURCES * OF_EACH);
+}
