@@ -16,8 +16,10 @@ use super::track::sender_number;
 use crate::ids::SessionId;
 use crate::slots::{ChannelSlot, SessionSlot, SinkSlot, SourceSlot};
 
-/// Looks that it counts as to free what a closed sink holds of a message.
+/// Looks that it counts as to free what a closed sink holds of a message, and to end a session beside what it has: a system
+/// call, and all lists of its tenant.
 const OF_MESSAGE: usize = 8;
+pub(super) const OF_SESSION: usize = 1024;
 
 /// Messages that are let go of in later rounds.
 #[derive(Clone, Copy, Debug)]
@@ -424,6 +426,7 @@ impl Lane {
             return;
         };
         session.abandon();
+        self.state.looks += OF_SESSION + session.sources.count();
         let sources = session.sources.places();
         if session.departing > 0 {
             self.withdraw(|piece| piece.session == at);

@@ -55,6 +55,7 @@ use crate::counters::LaneCounters;
 use crate::delays::DelayCounters;
 use crate::ids::{RemoteId, SessionId};
 use crate::slots::{RemoteSlot, SessionSlot};
+use commands::MOST_LEFT;
 use departure::WakeMargin;
 use destinations::Ending;
 pub use guard::LaneKeys;
@@ -360,7 +361,11 @@ impl Lane {
             self.events.send(Event::SourceClosed { session, source });
             self.remove_if_left(at);
         }
-        for (at, failure) in self.state.tenants.take_failed() {
+        // Many may fail together: the others wait for the next round.
+        let most = self.state.looks + MOST_LEFT;
+        while self.state.looks < most
+            && let Some((at, failure)) = self.state.tenants.next_failed()
+        {
             let Some(session) = self.state.tenants.sessions.get(at).map(|s| s.id) else {
                 continue;
             };

@@ -93,6 +93,7 @@ impl Lane {
             || self.ports.iter().any(|p| p.dirty)
             || tenants.turns.any()
             || tenants.has_pending()
+            || tenants.has_failed()
         {
             return None;
         }

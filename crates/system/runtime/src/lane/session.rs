@@ -421,6 +421,8 @@ pub struct LaneSession {
     /// message that starts there (the lane itself while it sends, and each sink of this session that was given it
     /// without a copy). 0 = not ours.
     tx_holders: Vec<u16>,
+    /// How many emitted messages are held.
+    tx_held: u64,
     /// Per chunk: the source and token of that message, its outcome, and when its last frame left.
     tx_source: Vec<u16>,
     tx_token: Vec<u32>,
@@ -734,6 +736,7 @@ impl LaneSession {
             placed: Placed::new(parts.map.rx_bytes / CHUNK),
             // Zero pages until touched: a session that sends little costs little.
             tx_holders: vec![0; chunks],
+            tx_held: 0,
             tx_source: vec![0; chunks],
             tx_token: vec![0; chunks],
             tx_outcome: vec![0; chunks],
@@ -836,7 +839,7 @@ impl LaneSession {
         let mut sources = self.sources.iter();
         let under_way = |s: &LaneSource| s.current.is_some() || s.departing > 0 || s.retained > 0;
         let taken = match sources.any(under_way) {
-            true => self.tx_holders.iter().filter(|&&held| held > 0).count() as u64,
+            true => self.tx_held,
             false => 0,
         };
         // Those that wait were not counted when they were taken.
@@ -1024,6 +1027,7 @@ impl LaneSession {
             )));
         }
         self.tx_holders[at] = 1;
+        self.tx_held += 1;
         self.tx_source[at] = source.0 as u16;
         self.tx_token[at] = descriptor.token;
         self.tx_outcome[at] = Outcome::Sent as u8;
@@ -1159,6 +1163,7 @@ impl LaneSession {
         if self.tx_holders[at] > 0 {
             return Ok(());
         }
+        self.tx_held -= 1;
         self.count_launch(at);
         let lent = std::mem::take(&mut self.tx_lent[at]);
         self.lent_bytes -= lent as usize;

@@ -207,8 +207,8 @@ pub struct Tenants {
     receiving: u64,
     /// Channels with messages that were passed over for some tenant, each once.
     passed_over: Vec<ChannelSlot>,
-    /// Sessions that broke the protocol in this round.
-    failed: Vec<(SessionSlot, Failure)>,
+    /// Sessions that broke the protocol and have not been ended yet.
+    failed: VecDeque<(SessionSlot, Failure)>,
 }
 
 impl Tenants {
@@ -292,6 +292,8 @@ impl Tenants {
     pub fn remove(&mut self, at: SessionSlot) -> Option<LaneSession> {
         let session = self.sessions.remove(at)?;
         self.watched.retain(|watched| *watched != at);
+        // Another one may have its place when their turn comes.
+        self.failed.retain(|(failed, _)| *failed != at);
         let tenant = self.list.get_mut(session.tenant)?;
         tenant.sessions -= 1;
         for waiting in &mut tenant.waiting {
@@ -840,7 +842,7 @@ impl Tenants {
             };
             match session.room(sink, length) {
                 Ok(room) => session.wait_begins(sink, room, now_ns),
-                Err(failure) => self.failed.push((at, failure)),
+                Err(failure) => self.failed.push_back((at, failure)),
             }
         }
     }
@@ -1021,7 +1023,7 @@ impl Tenants {
         }
     }
 
-    /// Notes that a session broke the protocol: it ends with the round.
+    /// Notes that a session broke the protocol: it ends with the round, or one of the next.
     pub fn fail(&mut self, at: SessionSlot, failure: Failure) {
         fail(&mut self.failed, at, failure);
     }
@@ -1095,9 +1097,9 @@ impl Tenants {
         woken
     }
 
-    /// Sessions to end.
-    pub fn take_failed(&mut self) -> Vec<(SessionSlot, Failure)> {
-        std::mem::take(&mut self.failed)
+    /// The next session to end.
+    pub fn next_failed(&mut self) -> Option<(SessionSlot, Failure)> {
+        self.failed.pop_front()
     }
 
     /// Whether a session is to be ended.
@@ -1107,16 +1109,16 @@ impl Tenants {
 }
 
 /// Notes that a session is to be ended, once.
-fn fail(failed: &mut Vec<(SessionSlot, Failure)>, at: SessionSlot, failure: Failure) {
+fn fail(failed: &mut VecDeque<(SessionSlot, Failure)>, at: SessionSlot, failure: Failure) {
     if !failed.iter().any(|(known, _)| *known == at) {
-        failed.push((at, failure));
+        failed.push_back((at, failure));
     }
 }
 
 /// Shows a sink what it has, and wakes who waits for it: whether somebody did. A session that takes long to be woken is to be ended.
 fn show_sink(
     sessions: &mut Table<SessionSlot, LaneSession>,
-    failed: &mut Vec<(SessionSlot, Failure)>,
+    failed: &mut VecDeque<(SessionSlot, Failure)>,
     at: SessionSlot,
     sink: SinkSlot,
 ) -> bool {

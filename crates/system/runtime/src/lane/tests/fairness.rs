@@ -5,6 +5,7 @@ use takt_session::layout::SinkCounter;
 use takt_wire::channel::{DatagramCursor, Kind, RecordHeader};
 
 use super::super::commands::MOST_LOOKS;
+use super::super::endpoints::OF_SESSION;
 use super::*;
 use crate::counters::ChannelReading;
 use crate::ids::{RemoteId, SessionId};
@@ -1380,4 +1381,63 @@ fn what_a_session_hands_back_of_its_own_is_paid_for_and_holds_up_nobody() {
     assert_eq!(victim.receive(own_sink), 1);
     let completed = sources.iter().map(|source| greedy.completed(*source).len());
     assert_eq!(completed.sum::<usize>(), SOURCES * OF_EACH);
+}
+
+/// A message with it breaks the protocol.
+const UNKNOWN_FLAG: u8 = 1 << 7;
+
+#[test]
+fn sessions_that_fail_together_are_ended_over_several_rounds() {
+    const FAILING: usize = 32;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut failing = Vec::from_iter((0..FAILING).map(|_| house.guest(1, 1 << 16, &no_limits())));
+    let sources = Vec::from_iter(failing.iter_mut().map(|guest| guest.source(5)));
+    let mut honest = house.guest(2, 1 << 16, &no_limits());
+    let (own, own_sink) = (honest.source(6), honest.sink(6, 64));
+    house.settle();
+    for (guest, source) in failing.iter_mut().zip(sources) {
+        assert!(guest.emit_with(UNKNOWN_FLAG, 0, 0, source, 0));
+    }
+    let most = commands::MOST_LEFT / OF_SESSION;
+    let mut there = FAILING + 1;
+    let mut rounds = 0;
+    until_done(1, || {
+        assert!(honest.emit(own, rounds % 64, 3));
+        house.lane.poll();
+        rounds += 1;
+        assert_eq!(honest.receive(own_sink), 1, "in round {rounds}");
+        let now = house.lane.by_session.len();
+        assert!(there - now <= most, "{} in round {rounds}", there - now);
+        there = now;
+        if there > 1 {
+            assert!(house.lane.park().is_none(), "some are still to be ended");
+        }
+        there
+    });
+    assert!(rounds as usize >= FAILING / most);
+}
+
+#[test]
+fn who_comes_in_the_place_of_a_session_that_is_still_to_be_ended_stays() {
+    const FAILING: usize = 32;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut failing = Vec::from_iter((0..FAILING).map(|_| house.guest(1, 1 << 16, &no_limits())));
+    let sources = Vec::from_iter(failing.iter_mut().map(|guest| guest.source(5)));
+    house.settle();
+    for (guest, source) in failing.iter_mut().zip(sources) {
+        assert!(guest.emit_with(UNKNOWN_FLAG, 0, 0, source, 0));
+    }
+    house.lane.poll();
+    // Its application leaves before its turn to be ended comes.
+    let last = failing[FAILING - 1].id;
+    let place = house.lane.by_session[&last];
+    house.handle.send(Command::RemoveSession(last));
+    let heir = house.guest(2, 1 << 16, &no_limits());
+    assert_eq!(house.lane.by_session[&heir.id], place);
+    assert!(house.lane.state.tenants.has_failed());
+    until_done(1, || {
+        house.lane.poll();
+        house.lane.by_session.len()
+    });
+    assert!(house.lane.by_session.contains_key(&heir.id));
 }
