@@ -238,8 +238,9 @@ impl Lane {
     }
 
     /// Sinks here that get what the source emits, and lanes elsewhere.
-    pub(super) fn readers(&self, session: SessionId, source: SourceSlot) -> u32 {
-        let count = || {
+    pub(super) fn readers(&mut self, session: SessionId, source: SourceSlot) -> u32 {
+        let mut looks = 0;
+        let mut count = || {
             let &at = self.by_session.get(&session)?;
             let session = self.state.tenants.sessions.get(at)?;
             let session::Target::Channel(channel) = session.sources.get(source)?.target else {
@@ -247,10 +248,13 @@ impl Lane {
             };
             let channel = self.state.channels.get(channel)?;
             let sinks = channel.sinks.iter();
+            looks += channel.sinks.len();
             let here = sinks.filter(|&(other, sink)| other != at || session.hears_itself(sink));
             u32::try_from(here.count() + channel.destinations.len()).ok()
         };
-        count().unwrap_or(0)
+        let count = count().unwrap_or(0);
+        self.state.looks += looks;
+        count
     }
 
     pub(super) fn open_channel(&mut self, id: u64) -> ChannelSlot {

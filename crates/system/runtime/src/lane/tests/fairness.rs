@@ -1441,3 +1441,25 @@ fn who_comes_in_the_place_of_a_session_that_is_still_to_be_ended_stays() {
     });
     assert!(house.lane.by_session.contains_key(&heir.id));
 }
+
+#[test]
+fn who_asks_for_the_readers_of_a_source_has_the_sinks_looked_at_counted() {
+    const SINKS: usize = 1024;
+    // Fewer than a round takes of such as cost nothing.
+    const REQUESTS: usize = 60;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut guest = house.guest(1, 1 << 16, &no_limits());
+    let source = guest.source(5);
+    (0..SINKS).for_each(|_| _ = guest.sink(5, 2));
+    house.settle();
+    let session = guest.id;
+    for request in 0..REQUESTS as u32 {
+        house.handle.send(Command::Readers {
+            session,
+            source,
+            request,
+        });
+    }
+    let rounds = rounds_of_commands(&mut house.lane, SINKS);
+    assert!(rounds >= REQUESTS * SINKS / MOST_LOOKS, "{rounds} rounds");
+}
