@@ -181,18 +181,11 @@ struct {
 	__type(value, __u64);
 } takt_in SEC(".maps"), takt_out SEC(".maps");
 
-/* Where the runtime's own datagrams come from, which pass as they are: from user space. Without an address: by any. */
-struct own {
-	/* As the receiver above. */
-	__u8 address[16];
-	__be16 port;
-	__u16 zero;
-};
-
+/* The runtime's own sockets, by their cookies, whose datagrams pass as they are: from user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, struct own);
+	__uint(max_entries, 4096);
+	__type(key, __u64);
 	__type(value, __u8);
 } takt_own SEC(".maps");
 
@@ -501,24 +494,15 @@ static __always_inline bool source_of(struct __sk_buff *skb, __u32 at, void *add
 	return kind == bpf_htons(ETH_P_IPV6) && !bpf_skb_load_bytes(skb, at + IPV6_SOURCE, address, 16);
 }
 
-/* Whether the runtime sends a packet that leaves by a link, by a socket of its own. */
+/*
+ * Whether the runtime sends a packet that leaves by a link, by a socket of its own. Addresses and ports do not tell that: tunnels of the kernel
+ * put this host's address on what a pod sends, and leave it the pod's socket.
+ */
 static __always_inline bool is_own(struct __sk_buff *skb)
 {
-	struct bpf_sock *sk = skb->sk;
-	struct own own = {};
+	__u64 cookie = bpf_get_socket_cookie(skb);
 
-	if (!sk)
-		return false;
-	sk = bpf_sk_fullsock(sk);
-	if (!sk || sk->protocol != IPPROTO_UDP)
-		return false;
-	if (!source_of(skb, 0, own.address))
-		return false;
-	own.port = bpf_htons(sk->src_port);
-	if (bpf_map_lookup_elem(&takt_own, &own))
-		return true;
-	__builtin_memset(own.address, 0, sizeof(own.address));
-	return bpf_map_lookup_elem(&takt_own, &own);
+	return cookie && bpf_map_lookup_elem(&takt_own, &cookie);
 }
 
 /* The mark of what one program below has carried to the other one, with the share that it takes of the ring. */

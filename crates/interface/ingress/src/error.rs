@@ -34,6 +34,12 @@ pub enum Error {
          again"
     )]
     OtherEndpoint(String),
+    /// The runtime's own sockets cannot be told from others.
+    #[error(
+        "cannot ask the kernel for the runtime's sockets, to tell what they send from all else ({0}): it takes the kernel's module udp_diag \
+         (`modprobe udp_diag`)"
+    )]
+    Sockets(io::Error),
     /// Somebody takes what leaves there already.
     #[error(
         "what leaves by {0} is taken already: end the other `takt uplink attach --device {0}` first"

@@ -4,6 +4,7 @@
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -500,6 +501,18 @@ fn tell(kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<()> {
     }
 }
 
+/// A socket of netlink.
+fn netlink(family: libc::c_int) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: a plain call; the descriptor is nobody else's.
+    unsafe {
+        match libc::socket(libc::AF_NETLINK, kind, family) {
+            -1 => Err(io::Error::last_os_error()),
+            socket => Ok(OwnedFd::from_raw_fd(socket)),
+        }
+    }
+}
+
 /// Asks the kernel for one thing of this thread's network namespace: what follows the header of its answer.
 fn ask(kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<Vec<u8>> {
     let mut request = vec![0; HEADER];
@@ -509,14 +522,7 @@ fn ask(kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<Vec<u8>> {
     let flags = flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK;
     request[6..8].copy_from_slice(&(flags as u16).to_ne_bytes());
     request.extend_from_slice(body);
-    // SAFETY: a plain call; the descriptor is nobody else's.
-    let socket = unsafe {
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-        match libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) {
-            -1 => return Err(io::Error::last_os_error()),
-            socket => OwnedFd::from_raw_fd(socket),
-        }
-    };
+    let socket = netlink(libc::NETLINK_ROUTE)?;
     rustix::net::send(&socket, &request, rustix::net::SendFlags::empty())?;
     let mut answer = vec![0; 64 << 10];
     let (read, _) = rustix::net::recv(&socket, &mut answer[..], rustix::net::RecvFlags::empty())?;
@@ -531,6 +537,77 @@ fn ask(kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<Vec<u8>> {
         return Err(io::Error::from_raw_os_error(-error));
     }
     Ok(body.to_vec())
+}
+
+/// Of `linux/sock_diag.h` and `linux/inet_diag.h`.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// Length of `struct inet_diag_req_v2`, and where in it the source port is.
+const DIAG_REQUEST: usize = 56;
+const DIAG_REQUEST_PORT: std::ops::Range<usize> = 8..10;
+/// Where `struct inet_diag_msg` has the source port, the source address and the cookie.
+const DIAG_PORT: usize = 4;
+const DIAG_ADDRESS: usize = 8;
+const DIAG_COOKIE: usize = 44;
+
+/// The cookies of the UDP sockets of this thread's network namespace that are bound to an address and port, both as told.
+pub(crate) fn udp_sockets(bound: SocketAddr) -> io::Result<Vec<u64>> {
+    let family = match bound {
+        SocketAddr::V4(_) => libc::AF_INET,
+        SocketAddr::V6(_) => libc::AF_INET6,
+    };
+    let mut request = vec![0; HEADER + DIAG_REQUEST];
+    let length = request.len() as u32;
+    request[0..4].copy_from_slice(&length.to_ne_bytes());
+    request[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
+    request[6..8].copy_from_slice(&flags.to_ne_bytes());
+    let body = &mut request[HEADER..];
+    body[0] = family as u8;
+    body[1] = libc::IPPROTO_UDP as u8;
+    // In any state.
+    body[4..8].fill(0xff);
+    body[DIAG_REQUEST_PORT].copy_from_slice(&bound.port().to_be_bytes());
+    let socket = netlink(libc::NETLINK_SOCK_DIAG)?;
+    rustix::net::send(&socket, &request, rustix::net::SendFlags::empty())?;
+    let mut cookies = Vec::new();
+    let mut answer = vec![0; 64 << 10];
+    loop {
+        let flags = rustix::net::RecvFlags::empty();
+        let (read, _) = rustix::net::recv(&socket, &mut answer[..], flags)?;
+        for (kind, body) in messages(&answer[..read]) {
+            match i32::from(kind) {
+                libc::NLMSG_DONE => return Ok(cookies),
+                libc::NLMSG_ERROR => {
+                    let error = number(body).map_or(0, i32::from_ne_bytes);
+                    return Err(io::Error::from_raw_os_error(-error));
+                }
+                _ => cookies.extend(cookie_if_bound(body, bound)),
+            }
+        }
+    }
+}
+
+/// The cookie of a socket that the kernel tells of, if that is bound so.
+fn cookie_if_bound(told: &[u8], bound: SocketAddr) -> Option<u64> {
+    let port = u16::from_be_bytes(*told.get(DIAG_PORT..)?.first_chunk()?);
+    let address = told.get(DIAG_ADDRESS..)?;
+    let address: IpAddr = match bound {
+        SocketAddr::V4(_) => (*address.first_chunk::<4>()?).into(),
+        SocketAddr::V6(_) => (*address.first_chunk::<16>()?).into(),
+    };
+    let cookie = u64::from_ne_bytes(*told.get(DIAG_COOKIE..)?.first_chunk()?);
+    ((address, port) == (bound.ip(), bound.port())).then_some(cookie)
+}
+
+/// The messages of netlink in what was received: their kinds, and what follows their headers.
+fn messages(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = u32::from_ne_bytes(*rest.first_chunk()?) as usize;
+        let kind = u16::from_ne_bytes(*rest.get(4..)?.first_chunk()?);
+        let body = rest.get(HEADER..length)?;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, body))
+    })
 }
 
 /// Of `linux/if_tun.h`.
@@ -557,5 +634,34 @@ pub(crate) fn set_carrier(tap: BorrowedFd<'_>, carrier: bool) -> io::Result<()> 
     match unsafe { libc::ioctl(tap.as_raw_fd(), TUNSETCARRIER as _, &raw const carrier) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn sockets_are_told_by_all_that_they_are_bound_to() {
+        let cookie = |socket: &UdpSocket| {
+            let cookie = rustix::net::sockopt::socket_cookie(socket);
+            cookie.expect("a cookie")
+        };
+        for (own, other) in [("127.0.0.1", "127.0.0.2"), ("::1", "::")] {
+            let bind = |address: &str, port| {
+                let address: IpAddr = address.parse().expect("an address");
+                UdpSocket::bind((address, port))
+            };
+            let socket = bind(own, 0).expect("bound");
+            let bound = socket.local_addr().expect("its address");
+            assert_eq!(udp_sockets(bound).expect("asked"), [cookie(&socket)]);
+            // The same port of another address; one of all may not be had beside it.
+            let _beside = bind(other, bound.port());
+            assert_eq!(udp_sockets(bound).expect("asked"), [cookie(&socket)]);
+            drop(socket);
+            assert!(udp_sockets(bound).expect("asked").is_empty());
+        }
     }
 }

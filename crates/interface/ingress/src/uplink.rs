@@ -15,11 +15,11 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use aya::EbpfLoader;
 use aya::maps::{Array, HashMap, MapData};
 use aya::programs::links::LinkOrder;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{ProgramInfo, TcAttachType};
+use aya::{Ebpf, EbpfLoader};
 use takt::Endpoint;
 
 use crate::counters::{self, OtherCounters};
@@ -33,19 +33,47 @@ use crate::sys::{self, Place};
 /// Longest packet of a veth.
 const LONGEST: u32 = 65535;
 
-/// A source of the runtime's own datagrams as the program has it: address, port, two octets of nothing.
-type OwnKey = [u8; 20];
+/// The runtime's sockets, whose datagrams are inside the schedule already.
+struct Own {
+    /// By their cookies, as the program has them.
+    map: HashMap<MapData, u64, u8>,
+    /// Where they send from.
+    sources: Vec<SocketAddr>,
+    cookies: Vec<u64>,
+}
 
-fn own_key(source: SocketAddr) -> OwnKey {
-    let mut key = [0; 20];
-    match source.ip() {
-        // Whatever the address.
-        address if address.is_unspecified() => {}
-        IpAddr::V4(address) => key[..4].copy_from_slice(&address.octets()),
-        IpAddr::V6(address) => key[..16].copy_from_slice(&address.octets()),
+impl Own {
+    fn new(ebpf: &mut Ebpf, sources: Vec<SocketAddr>) -> Result<Self, Error> {
+        let map = programs::map(ebpf, programs::OWN)?;
+        let mut own = Self {
+            map: map
+                .try_into()
+                .map_err(Error::load("open the runtime's sockets"))?,
+            sources,
+            cookies: Vec::new(),
+        };
+        own.follow()?;
+        Ok(own)
     }
-    key[16..18].copy_from_slice(&source.port().to_be_bytes());
-    key
+
+    /// Looks which sockets those are now: a daemon that was started again has others in their place.
+    fn follow(&mut self) -> Result<(), Error> {
+        let mut now = Vec::new();
+        for source in &self.sources {
+            now.extend(sys::udp_sockets(*source).map_err(Error::Sockets)?);
+        }
+        for cookie in now.iter().filter(|cookie| !self.cookies.contains(cookie)) {
+            self.map
+                .insert(cookie, 1, 0)
+                .map_err(Error::load("tell the runtime's sockets"))?;
+        }
+        for cookie in self.cookies.iter().filter(|cookie| !now.contains(cookie)) {
+            // It is there.
+            let _ = self.map.remove(cookie);
+        }
+        self.cookies = now;
+        Ok(())
+    }
 }
 
 /// Whose traffic to take, and for whom.
@@ -65,8 +93,7 @@ pub struct Uplink {
     returner: Returner,
     others: Others,
     counters: Arc<OtherCounters>,
-    own: HashMap<MapData, OwnKey, u8>,
-    known: Vec<SocketAddr>,
+    own: Own,
     reader: Array<MapData, u64>,
     /// Of the program at the link, and of the other one.
     id: u32,
@@ -156,10 +183,7 @@ impl Uplink {
             .load(programs::OBJECT)
             .map_err(Error::load("create BPF maps"))?;
         programs::program(&mut ebpf, programs::RETURN_UPLINK)?;
-        let mut own = programs::map(&mut ebpf, programs::OWN)?
-            .try_into()
-            .map_err(Error::load("open the runtime's addresses"))?;
-        set_own(&mut own, &[], &options.own)?;
+        let own = Own::new(&mut ebpf, options.own.clone())?;
         let end = programs::program(&mut ebpf, programs::CARRIED)?;
         end.attach_with_options(
             &pair.end.name,
@@ -187,7 +211,6 @@ impl Uplink {
             counters: others.counters(),
             others,
             own,
-            known: options.own.clone(),
             reader,
             id,
             carried,
@@ -196,23 +219,22 @@ impl Uplink {
         })
     }
 
-    /// Gives the runtime what is taken until `stop` is readable, then takes no more and gives what is left to the link. `own` tells from
-    /// time to time where the runtime's own datagrams come from, if it is known.
+    /// Gives the runtime what is taken until `stop` is readable, then takes no more and gives what is left to the link. `sources` tells
+    /// from time to time where the runtime's own datagrams come from, if it is known.
     ///
     /// # Errors
     /// [`Error::Detached`] when the device has gone or somebody has taken a program away; the kernel's.
     pub fn run(
         self,
         stop: impl AsFd,
-        mut own: impl FnMut() -> Option<Vec<SocketAddr>>,
+        mut sources: impl FnMut() -> Option<Vec<SocketAddr>>,
     ) -> Result<(), Error> {
         let Self {
             device,
             returner,
             others,
             counters,
-            own: mut map,
-            mut known,
+            mut own,
             mut reader,
             id,
             carried,
@@ -234,12 +256,11 @@ impl Uplink {
                 if endpoint != endpoint_of(&device, endpoint.network.clone())? {
                     return Err(Error::OtherEndpoint(device.name.clone()));
                 }
-                if let Some(now) = own()
-                    && now != known
-                {
-                    set_own(&mut map, &known, &now)?;
-                    known = now;
+                if let Some(now) = sources() {
+                    own.sources = now;
                 }
+                // What the kernel does not tell now it is asked for again soon.
+                let _ = own.follow();
             };
             let looked = look();
             returner.unload(programs::UPLINK);
@@ -286,22 +307,6 @@ fn endpoint_of(device: &Device, network: String) -> Result<Endpoint, Error> {
     })
 }
 
-fn set_own(
-    map: &mut HashMap<MapData, OwnKey, u8>,
-    before: &[SocketAddr],
-    now: &[SocketAddr],
-) -> Result<(), Error> {
-    for source in now {
-        map.insert(own_key(*source), 1, 0)
-            .map_err(Error::load("tell the runtime's addresses"))?;
-    }
-    for source in before.iter().filter(|source| !now.contains(source)) {
-        // Of an address that is gone there may be nothing.
-        let _ = map.remove(&own_key(*source));
-    }
-    Ok(())
-}
-
 /// What `takt_uplink` says of an interface where it is attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UplinkStatus {
@@ -341,24 +346,4 @@ pub fn uplink_status(device: &str) -> Result<Option<UplinkStatus>, Error> {
         taking: programs::is_alive(program)?,
         counters: named.map(|(told, count)| (name(told), count)).collect(),
     }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_runtimes_addresses_are_as_the_program_reads_them() {
-        let key = |text: &str| own_key(text.parse().expect("an address"));
-        let mut expected = [0; 20];
-        expected[..4].copy_from_slice(&[192, 0, 2, 1]);
-        expected[16..18].copy_from_slice(&[0x1d, 0xb0]);
-        assert_eq!(key("192.0.2.1:7600"), expected);
-        expected[..4].fill(0);
-        assert_eq!(key("0.0.0.0:7600"), expected);
-        assert_eq!(key("[::]:7600"), expected);
-        expected[0] = 0x20;
-        expected[15] = 1;
-        assert_eq!(key("[2000::1]:7600"), expected);
-    }
 }

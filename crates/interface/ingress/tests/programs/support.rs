@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -678,6 +678,21 @@ impl Site {
             let listeners = listeners.expect("the listeners").into_inner().listeners;
             let all = listeners.into_iter().flat_map(|listener| listener.unserved);
             all.map(|one| (one.reason, one.count)).collect()
+        })
+    }
+
+    /// The ports that the daemon's lanes send from by the kernel.
+    pub fn lane_ports(&self) -> Vec<u16> {
+        self.ask(async |client| {
+            let status = client.get_status(proto::GetStatusRequest {}).await;
+            let node = status.expect("the status").into_inner().node;
+            let lanes = node.expect("the node").lanes.into_iter();
+            let ports = lanes.flat_map(|lane| lane.ports);
+            let ports = ports.filter(|port| port.datapath == "udp");
+            let addresses = ports.map(|port| port.local.parse::<SocketAddr>());
+            addresses
+                .map(|address| address.expect("an address").port())
+                .collect()
         })
     }
 

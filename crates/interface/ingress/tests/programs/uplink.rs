@@ -143,6 +143,29 @@ fn where_the_gate_is_closed_for_good_nothing_leaves_the_host_beside_it() {
     wire.wait(COUNT as usize);
 }
 
+/// The kernel's tunnel puts the host's address on it, and leaves it the pod's socket.
+#[test]
+fn a_pod_that_sends_from_a_port_of_the_runtimes_is_not_taken_for_it() {
+    let site = Site::bridged();
+    let talker = static_talker();
+    let to = site.addresses()[0];
+    let before = site.capture();
+    ended_well(site.talker(&talker, "none", to, 1, LEAD).output());
+    before.wait(1);
+    site.schedule(&taprio("sched-entry S fe 10000000"));
+    let wire = site.capture();
+    let attached = site.attach_uplink();
+    let ports = site.lane_ports();
+    assert!(!ports.is_empty());
+    for (port, nth) in ports.into_iter().zip(1..) {
+        let mut talker = site.talker(&talker, "none", to, COUNT, LEAD);
+        ended_well(talker.arg(format!("from={port}")).output());
+        site.until_uplink("refused", nth * u64::from(COUNT));
+    }
+    assert_eq!(wire.all(), []);
+    attached.terminate();
+}
+
 /// Connection tracking has seen both directions, so that nothing has to be said of it.
 #[test]
 fn tcp_is_whole_in_both_directions_from_the_host_and_from_pods_through_a_firewall() {

@@ -7,6 +7,7 @@
  * CLOCK is tai, monotonic, realtime, or none: without a time. LEAD_US may be negative. WHAT:
  *   tos=N   IP_TOS, IPV6_TCLASS
  *   prio=N  SO_PRIORITY
+ *   from=N  from that port, IPv4
  *   forge   a frame with another source address, over a packet socket
  *   vlan    a frame with a VLAN tag, over a packet socket: of VLAN 7, priority 0
  *   own     the same of VLAN 9, priority 5
@@ -141,6 +142,11 @@ int main(int count, char **arguments)
 		struct sockaddr_ll device = { .sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_ALL), .sll_ifindex = if_nametoindex("eth0") };
 		CHECK(bind(fd, (struct sockaddr *)&device, sizeof(device)) == 0);
 	} else if (is_four) {
+		int own;
+		if (sscanf(what, "from=%d", &own) == 1) {
+			struct sockaddr_in from = { .sin_family = AF_INET, .sin_port = htons(own) };
+			CHECK(bind(fd, (struct sockaddr *)&from, sizeof(from)) == 0);
+		}
 		CHECK(connect(fd, (struct sockaddr *)&four, sizeof(four)) == 0);
 	} else {
 		CHECK(connect(fd, (struct sockaddr *)&six, sizeof(six)) == 0);
