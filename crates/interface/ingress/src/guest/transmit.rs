@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use takt::FrameOptions;
+use takt::{FrameOptions, TrafficClass};
 use takt_clock::{Clock, SystemTai};
 use vhost_user_backend::VringRwLock;
 
@@ -22,8 +22,8 @@ pub(super) const BURST: usize = 64;
 
 /// What the frame in hand waits for.
 enum Held {
-    /// Room in the runtime.
-    Room(FrameOptions, Towards),
+    /// Room in the runtime. When it leaves is said when there is room: the instant that it would have left at has passed by then.
+    Room(TrafficClass, Towards),
     /// Frames of this queue that go to the same place and have been given to the runtime: it is the kernel's, and is not to overtake them.
     Behind(Towards),
 }
@@ -85,7 +85,7 @@ impl Transmitter {
 
     fn burst(&mut self, ring: &VringRwLock, memory: &Memory, used: &mut bool) -> Turn {
         let done = match self.held.take() {
-            Some(Held::Room(options, towards)) => self.emit(options, towards),
+            Some(Held::Room(class, towards)) => self.emit(class, towards),
             Some(Held::Behind(towards)) => self.give_back(Some(towards)),
             None => true,
         };
@@ -122,27 +122,28 @@ impl Transmitter {
         };
         match runtime.admit(&self.packet[HEADER..]) {
             Ok((towards, class)) => {
-                let options = FrameOptions {
-                    class: served.class.of(class),
-                    launch: served.when.launch(SystemTai.now()),
-                    deadline: false,
-                };
-                self.emit(options, towards)
+                let class = served.class.of(class);
+                self.emit(class, towards)
             }
             Err(why) => self.unserved(why),
         }
     }
 
     /// Gives the frame in hand to the runtime, or does with it what is to be done. Whether it is done with.
-    fn emit(&mut self, options: FrameOptions, towards: Towards) -> bool {
-        let Some((_, runtime)) = &mut self.served else {
+    fn emit(&mut self, class: TrafficClass, towards: Towards) -> bool {
+        let Some((served, runtime)) = &mut self.served else {
             return true;
+        };
+        let options = FrameOptions {
+            class,
+            launch: served.when.launch(SystemTai.now()),
+            deadline: false,
         };
         match runtime.emit(&self.packet[HEADER..], &options, towards) {
             Emitted::Yes => true,
             Emitted::NoRoom => {
                 runtime.settle(|outcome| self.counters.outcome(outcome));
-                self.held = Some(Held::Room(options, towards));
+                self.held = Some(Held::Room(class, towards));
                 false
             }
             Emitted::Unserved(why) => self.unserved(why),

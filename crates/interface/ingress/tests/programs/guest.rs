@@ -148,6 +148,42 @@ fn frames_of_a_cycle_leave_at_its_instants_and_their_class_is_their_own() {
     device.terminate();
 }
 
+/// More than the runtime keeps waiting: the others are of instants that come.
+#[test]
+fn frames_that_wait_for_room_leave_at_an_instant_of_the_cycle_as_well() {
+    const CYCLE: i64 = 1_000_000_000;
+    const FRAMES: usize = 600;
+    const KEPT: usize = 256;
+    let site = site();
+    let listener = site.listener();
+    let device = site.attach_guest(&["--queue", "class=5,cycle=1s,lead=100ms", "--required"]);
+    let mut vmm = Vmm::start(&site.vhost_user(), 1);
+    // Who is at the other end of the tunnel is known.
+    vmm.send(0, &[datagram(&site, 0, 0)]);
+    numbers(&listener, 1);
+    let frames: Vec<_> = (0..FRAMES)
+        .map(|number| datagram(&site, 0, number as u32))
+        .collect();
+    let into_cycle = || SystemTai.now().as_nanos().rem_euclid(CYCLE);
+    until("a cycle begins", || {
+        (into_cycle() < CYCLE / 5).then_some(())
+    });
+    let begin = SystemTai.now().as_nanos();
+    let first = begin + CYCLE - begin.rem_euclid(CYCLE);
+    std::thread::scope(|scope| {
+        scope.spawn(|| vmm.send(0, &frames));
+        for number in 0..FRAMES {
+            assert_eq!(numbers(&listener, 1), [number as u32]);
+            let instant = first + (number / KEPT) as i64 * CYCLE;
+            let early = instant - SystemTai.now().as_nanos();
+            assert!(early <= 0, "{number} is {early} ns early");
+        }
+    });
+    site.until_guest(0, "sent", 1 + FRAMES as u64);
+    assert_eq!(site.guest_counted(0, "late"), 0);
+    device.terminate();
+}
+
 #[test]
 fn tagged_frames_are_of_the_class_of_their_priority_where_the_vlan_is_the_guests() {
     let site = site();
