@@ -287,39 +287,53 @@ impl OtherMaps {
     }
 }
 
-/// Keeps the pod's kernel from giving its veth packets of several segments, which would be too long for a frame.
-struct Unsegmented {
+/// Keeps the pod's kernel from giving its veth what is no whole frame: packets of several segments, which would be too long for one, and
+/// checksums to be finished, which may be anywhere behind headers of the pod's own.
+struct Whole {
     pod: Pod,
     /// What it had before.
-    before: u32,
+    segments: u32,
+    checksums: bool,
 }
 
-impl Unsegmented {
+impl Whole {
     fn new(device: &Device) -> Result<Self, Error> {
         let pod = Pod::find(device)?;
-        let before = pod.inside(|device| {
+        let (segments, checksums) = pod.inside(|device| {
             let link = sys::link(device.index).map_err(Error::system(
                 "ask how packets are segmented at the pod's end",
             ))?;
+            let checksums = sys::leaves_checksums(&device.name)
+                .map_err(Error::system("ask who computes checksums at the pod's end"))?;
+            Ok((link.gso_segments, checksums))
+        })?;
+        // Whatever of it is done is undone when this is dropped.
+        let whole = Self {
+            pod,
+            segments,
+            // An attachment that was killed has left both as we do.
+            checksums: checksums || segments == 1,
+        };
+        whole.pod.inside(|device| {
             sys::set_gso_segments(device.index, 1)
                 .map_err(Error::system("have packets segmented at the pod's end"))?;
-            Ok(link.gso_segments)
+            sys::leave_checksums(&device.name, false)
+                .map_err(Error::system("have checksums computed at the pod's end"))
         })?;
-        Ok(Self { pod, before })
+        Ok(whole)
     }
 }
 
-impl Drop for Unsegmented {
+impl Drop for Whole {
     fn drop(&mut self) {
-        // An attachment that was killed has left it as we do.
-        let before = if self.before == 1 {
-            sys::GSO_SEGMENTS
-        } else {
-            self.before
+        let segments = match self.segments {
+            1 => sys::GSO_SEGMENTS,
+            segments => segments,
         };
         // The pod may be gone.
         let _ = self.pod.inside(|device| {
-            let _ = sys::set_gso_segments(device.index, before);
+            let _ = sys::set_gso_segments(device.index, segments);
+            let _ = sys::leave_checksums(&device.name, self.checksums);
             Ok(())
         });
     }
@@ -387,7 +401,7 @@ pub(crate) struct Attached {
     others: Option<OtherMaps>,
     /// Whether TCP is taken with them.
     tcp: Option<Array<MapData, u32>>,
-    _unsegmented: Option<Unsegmented>,
+    _whole: Option<Whole>,
     /// What this process tells others.
     reader: Array<MapData, u64>,
     counters: PerCpuArray<MapData, u64>,
@@ -433,7 +447,7 @@ impl Attached {
             Err(error) if required => return Err(error),
             realtime => realtime,
         };
-        let unsegmented = all.then(|| Unsegmented::new(&device)).transpose()?;
+        let whole = all.then(|| Whole::new(&device)).transpose()?;
         let tcp = all.then(|| -> Result<_, Error> {
             let mut tcp: Array<MapData, u32> = map(&mut ebpf, TCP)?
                 .try_into()
@@ -468,7 +482,7 @@ impl Attached {
                 .map_err(Error::load("open the counters"))?,
             others: all.then(|| OtherMaps::of(&mut ebpf)).transpose()?,
             tcp,
-            _unsegmented: unsegmented,
+            _whole: whole,
             device,
             ebpf: Returner::new(ebpf, [RETURN, RETURN_OTHER]),
             id,

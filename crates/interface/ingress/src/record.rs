@@ -16,14 +16,20 @@ use takt_wire::{arp, ipv4, ipv6};
 pub const SHARES: usize = 256;
 /// Octets before the frame: when it is to leave, its length, its clock.
 const HEADER: usize = 16;
-/// Of Ethernet.
-const LINK_HEADER: usize = ethernet::HEADER_LEN;
 /// Of UDP: its length, and where its checksum is (RFC 768).
 const UDP_HEADER: usize = 8;
 const UDP_CHECKSUM: Range<usize> = 6..8;
 /// The same of TCP, without options (RFC 9293, section 3.1).
 const TCP_HEADER: usize = 20;
 const TCP_CHECKSUM: Range<usize> = 16..18;
+/// IP within IP (RFC 2003, RFC 4213).
+const IPV4_WITHIN: Protocol = Protocol(4);
+const IPV6_WITHIN: Protocol = Protocol(41);
+/// Of VXLAN: its length (RFC 7348), its port and the one that Linux had before.
+const VXLAN_HEADER: usize = 8;
+const VXLAN_PORTS: [u16; 2] = [4789, 8472];
+/// Tunnels within tunnels that are looked into.
+const MOST_TUNNELS: usize = 2;
 /// Nanoseconds for which no machine is up, 36 years, and which TAI has passed in 2006: a time of a socket that wanted
 /// `CLOCK_TAI` and got the other clock, without a capability.
 const UPTIME: u64 = 1 << 60;
@@ -230,25 +236,37 @@ impl Summary {
     }
 }
 
-/// Completes the checksum of a UDP datagram or TCP segment. A veth has it computed by nobody: the kernel leaves the sum of the
-/// pseudo header there for a device (`CHECKSUM_PARTIAL`). What has another checksum, right or wrong, stays as it is.
+/// Completes the checksum of a UDP datagram or TCP segment, also behind VLAN tags, within IP and within VXLAN. A veth has it computed by
+/// nobody: the kernel leaves the sum of the pseudo header there for a device (`CHECKSUM_PARTIAL`). What has another checksum, right or wrong,
+/// stays as it is.
 pub fn complete_checksum(frame: &mut [u8]) {
-    let Some(Transport {
-        protocol,
-        place,
-        checksum,
-        addresses,
-    }) = transport(frame)
-    else {
-        return;
-    };
-    let Some(packet) = frame.get_mut(place) else {
-        return;
-    };
+    let mut frame = frame;
+    for _ in 0..=MOST_TUNNELS {
+        let Some(found) = transport(frame) else {
+            return;
+        };
+        let Some(packet) = frame.get_mut(found.place.clone()) else {
+            return;
+        };
+        complete(packet, &found);
+        if !found.is_tunnel(packet) {
+            return;
+        }
+        let Some(within) = packet.get_mut(UDP_HEADER + VXLAN_HEADER..) else {
+            return;
+        };
+        frame = within;
+    }
+}
+
+/// Completes the checksum of what is found in a frame.
+fn complete(packet: &mut [u8], found: &Transport) {
     let Ok(length) = u16::try_from(packet.len()) else {
         return;
     };
-    let pseudo = addresses
+    let (protocol, checksum) = (found.protocol, found.checksum.clone());
+    let pseudo = found
+        .addresses
         .pseudo_header(protocol)
         .plus(PartialSum::of_word(length));
     let left = !pseudo.checksum();
@@ -276,51 +294,74 @@ struct Transport {
     addresses: Addresses,
 }
 
+impl Transport {
+    /// Whether it carries a frame of a VXLAN.
+    fn is_tunnel(&self, packet: &[u8]) -> bool {
+        let port = packet.get(2..4).and_then(|port| port.first_chunk());
+        self.protocol == Protocol::UDP
+            && port.is_some_and(|port| VXLAN_PORTS.contains(&u16::from_be_bytes(*port)))
+    }
+}
+
 /// A whole UDP datagram or TCP segment in a frame.
 fn transport(frame: &[u8]) -> Option<Transport> {
     let header = ethernet::Packet::new_checked(frame).ok()?;
-    let packet = header.payload();
-    let (header, length, protocol, source, receiver) = match header.ether_type() {
-        EtherType::IPV4 => {
-            let packet = ipv4::Packet::new_checked(packet).ok()?;
-            if packet.is_fragment() {
-                return None;
+    let behind = vlan::parse(header.ether_type(), header.payload());
+    let (_, mut ether_type, mut packet) = behind.ok()?;
+    let mut at = frame.len() - packet.len();
+    for _ in 0..=MOST_TUNNELS {
+        let (header, length, protocol, source, receiver) = match ether_type {
+            EtherType::IPV4 => {
+                let packet = ipv4::Packet::new_checked(packet).ok()?;
+                if packet.is_fragment() {
+                    return None;
+                }
+                let (source, receiver) = (packet.source().into(), packet.destination().into());
+                let header = packet.header_len();
+                let length = packet.total_len().checked_sub(header)?;
+                (header, length, packet.protocol(), source, receiver)
             }
-            let (source, receiver) = (packet.source().into(), packet.destination().into());
-            let header = packet.header_len();
-            let length = packet.total_len().checked_sub(header)?;
-            (header, length, packet.protocol(), source, receiver)
-        }
-        EtherType::IPV6 => {
-            let packet = ipv6::Packet::new_checked(packet).ok()?;
-            let (source, receiver) = (packet.source().into(), packet.destination().into());
-            let length = packet.payload_len();
-            let header = ipv6::HEADER_LEN;
-            (header, length, packet.next_header(), source, receiver)
-        }
-        _ => return None,
-    };
-    let (least, checksum) = match protocol {
-        Protocol::UDP => (UDP_HEADER, UDP_CHECKSUM),
-        Protocol::TCP => (TCP_HEADER, TCP_CHECKSUM),
-        _ => return None,
-    };
-    if length < least {
-        return None;
-    }
-    let at = LINK_HEADER + header;
-    if protocol == Protocol::UDP {
-        let told = frame.get(at + 4..at + 6)?;
-        if usize::from(u16::from_be_bytes([told[0], told[1]])) != length {
+            EtherType::IPV6 => {
+                let packet = ipv6::Packet::new_checked(packet).ok()?;
+                let (source, receiver) = (packet.source().into(), packet.destination().into());
+                let length = packet.payload_len();
+                let header = ipv6::HEADER_LEN;
+                (header, length, packet.next_header(), source, receiver)
+            }
+            _ => return None,
+        };
+        packet = packet.get(header..header + length)?;
+        at += header;
+        let (least, checksum) = match protocol {
+            Protocol::UDP => (UDP_HEADER, UDP_CHECKSUM),
+            Protocol::TCP => (TCP_HEADER, TCP_CHECKSUM),
+            IPV4_WITHIN => {
+                ether_type = EtherType::IPV4;
+                continue;
+            }
+            IPV6_WITHIN => {
+                ether_type = EtherType::IPV6;
+                continue;
+            }
+            _ => return None,
+        };
+        if length < least {
             return None;
         }
+        if protocol == Protocol::UDP {
+            let told = packet.get(4..)?.first_chunk()?;
+            if usize::from(u16::from_be_bytes(*told)) != length {
+                return None;
+            }
+        }
+        return Some(Transport {
+            protocol,
+            place: at..at + length,
+            checksum,
+            addresses: Addresses::new(source, receiver)?,
+        });
     }
-    Some(Transport {
-        protocol,
-        place: at..at + length,
-        checksum,
-        addresses: Addresses::new(source, receiver)?,
-    })
+    None
 }
 
 #[cfg(test)]
@@ -329,6 +370,8 @@ mod tests {
     use takt_wire::udp;
 
     use super::*;
+
+    const LINK_HEADER: usize = ethernet::HEADER_LEN;
 
     fn endpoint() -> Endpoint {
         Endpoint {
@@ -594,6 +637,27 @@ mod tests {
         sum.plus(PartialSum::of(&frame[found.place])).checksum()
     }
 
+    /// A packet within another one, as a tunnel of IP has it.
+    fn within_ip(inner: &[u8], six: bool) -> Vec<u8> {
+        let mut outer = frame(false, 0, &inner[LINK_HEADER + UDP_HEADER..]);
+        outer.truncate(LINK_HEADER + 20);
+        outer.extend(&inner[LINK_HEADER..]);
+        outer[LINK_HEADER + 9] = if six { IPV6_WITHIN.0 } else { IPV4_WITHIN.0 };
+        outer[LINK_HEADER + 10..LINK_HEADER + 12].fill(0);
+        let checksum = PartialSum::of(&outer[LINK_HEADER..LINK_HEADER + 20]).checksum();
+        outer[LINK_HEADER + 10..LINK_HEADER + 12].copy_from_slice(&checksum.to_be_bytes());
+        outer
+    }
+
+    /// A frame within a VXLAN, whose own datagrams have no checksum.
+    fn within_vxlan(inner: &[u8]) -> Vec<u8> {
+        let mut outer = frame(false, 0, &[&[8, 0, 0, 0, 0, 0, 9, 0], inner].concat());
+        let at = LINK_HEADER + 20;
+        outer[at + 2..at + 4].copy_from_slice(&VXLAN_PORTS[0].to_be_bytes());
+        outer[at + 6..at + 8].fill(0);
+        outer
+    }
+
     proptest! {
         #[test]
         fn a_segments_checksum_is_completed_once(
@@ -618,6 +682,29 @@ mod tests {
             let complete = frame.clone();
             complete_checksum(&mut frame);
             prop_assert_eq!(frame, complete);
+        }
+
+        #[test]
+        fn a_checksum_is_completed_behind_tags_and_within_tunnels(
+            six: bool, tags in 0usize..3, way in 0usize..3, payload in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let plain = segment(six, &payload);
+            let mut complete = plain.clone();
+            complete_checksum(&mut complete);
+            let carried = |frame: &[u8]| {
+                let mut carried = match way {
+                    0 => frame.to_vec(),
+                    1 => within_ip(frame, six),
+                    _ => within_vxlan(frame),
+                };
+                for _ in 0..tags {
+                    carried.splice(12..12, [0x81, 0, 0, 7]);
+                }
+                carried
+            };
+            let mut frame = carried(&plain);
+            complete_checksum(&mut frame);
+            prop_assert_eq!(frame, carried(&complete));
         }
 
         #[test]

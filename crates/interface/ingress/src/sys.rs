@@ -163,6 +163,7 @@ struct DriverInfo {
     rest: [u8; 160],
 }
 const ETHTOOL_GDRVINFO: u32 = 3;
+const ETHTOOL_GTXCSUM: u32 = 0x16;
 const ETHTOOL_STXCSUM: u32 = 0x17;
 const SIOCETHTOOL: libc::c_ulong = 0x8946;
 
@@ -191,10 +192,17 @@ pub(crate) fn driver(device: &str) -> io::Result<String> {
     Ok(driver.to_string_lossy().into_owned())
 }
 
-/// Has the kernel compute checksums before it gives packets to a device.
-pub(crate) fn have_checksums(device: &str) -> io::Result<()> {
+/// Whether the kernel leaves checksums to a device; otherwise it computes them before it gives packets to it.
+pub(crate) fn leaves_checksums(device: &str) -> io::Result<bool> {
     // `struct ethtool_value`.
-    ethtool(device, &mut [ETHTOOL_STXCSUM, 0])
+    let mut asked = [ETHTOOL_GTXCSUM, 0];
+    ethtool(device, &mut asked)?;
+    Ok(asked[1] != 0)
+}
+
+/// Says whether it does.
+pub(crate) fn leave_checksums(device: &str, leave: bool) -> io::Result<()> {
+    ethtool(device, &mut [ETHTOOL_STXCSUM, u32::from(leave)])
 }
 
 /// Asks or tells a device something, by one of the structures that begin with a command.

@@ -134,7 +134,7 @@ impl Pair {
         }
         sys::set_gso_segments(pair.carrier.index(), 1)
             .map_err(Error::system("have packets segmented at a veth"))?;
-        sys::have_checksums(&pair.carrier.name)
+        sys::leave_checksums(&pair.carrier.name, false)
             .map_err(Error::system("have checksums computed before a veth"))?;
         Ok(pair)
     }

@@ -55,6 +55,17 @@ fn segments(site: &Site) -> u64 {
     links[0]["gso_max_segs"].as_u64().expect("a number")
 }
 
+/// Whether the pod's end leaves checksums to a device.
+fn checksums(site: &Site) -> bool {
+    let output = site
+        .pod()
+        .command("ethtool")
+        .expect("the lab is up")
+        .args(["-k", "eth0"])
+        .output();
+    ended_well(output).contains("tx-checksumming: on")
+}
+
 #[test]
 fn it_leaves_inside_the_schedule_and_launch_times_are_kept_beside_it() {
     let site = Site::bridged();
@@ -197,6 +208,35 @@ fn without_a_daemon_or_the_command_it_is_the_kernels_again() {
     assert_eq!(segments(&site), 1);
     site.attach(&["--all"]).terminate();
     assert_eq!(segments(&site), before);
+}
+
+/// Checksums that are left to a device are finished, also behind headers of the pod's own.
+#[test]
+fn what_a_tunnel_of_the_pods_own_carries_arrives() {
+    let mut site = Site::bridged();
+    let [_, to] = site.tunnel();
+    let listener = site.listener();
+    let socket = socket(&site);
+    let exchange = |number| exchange(&socket, (&listener, to), number);
+    // Who is at the other end is asked for within the tunnel.
+    exchange(0);
+    let before = checksums(&site);
+    let attached = site.attach(&["--all"]);
+    assert_eq!((before, checksums(&site)), (true, false));
+    (1..=COUNT).for_each(exchange);
+    let counted = |name| site.status().2[name];
+    until("they are counted", || {
+        (counted("other-sent") >= COUNT.into()).then_some(())
+    });
+    // What is given back, too.
+    site.kill_daemon();
+    (1..=COUNT).for_each(exchange);
+    until("it is counted", || {
+        (site.status().2["other-returned"] > 0).then_some(())
+    });
+    attached.terminate();
+    assert!(checksums(&site));
+    exchange(0);
 }
 
 /// As one that is busy for ever, or stopped.

@@ -727,6 +727,24 @@ impl Site {
         socket
     }
 
+    /// Makes a VXLAN of the pods' own between them, which their hosts know nothing of; the addresses of its ends.
+    pub fn tunnel(&self) -> [Ipv4Addr; 2] {
+        let ends = [self.pod(), self.there()];
+        let inner = [Ipv4Addr::new(10, 99, 0, 1), Ipv4Addr::new(10, 99, 0, 2)];
+        for (at, host) in ends.into_iter().enumerate() {
+            let (own, other) = (host.address(), ends[1 - at].address());
+            let add = format!(
+                "link add own0 type vxlan id 9 local {own} remote {other} dstport 4789 dev eth0"
+            );
+            let address = format!("address add {}/24 dev own0", inner[at]);
+            for command in [&add, &address, "link set own0 up"] {
+                let mut ip = host.command("ip").expect("the lab is up");
+                ended_well(ip.args(command.split(' ')).output());
+            }
+        }
+        inner
+    }
+
     /// Captures what arrives at the other host.
     pub fn capture(&self) -> Wire {
         Wire(Capture::open(self.lab.host(1)).expect("a capture"))
