@@ -33,6 +33,8 @@
 
 /* Ethernet header; the first octets of IPv4 and IPv6. */
 #define LINK_HEADER 14
+#define IPV4_FRAGMENT (LINK_HEADER + 6)
+#define FRAGMENT_OFFSET 0x1fff
 #define IPV4_PROTOCOL (LINK_HEADER + 9)
 #define IPV4_SOURCE (LINK_HEADER + 12)
 #define IPV4_DESTINATION (LINK_HEADER + 16)
@@ -521,33 +523,55 @@ struct source {
 	__u32 address[4];
 };
 
+/*
+ * Whether a tunnel of this host carries a packet, which leaves nothing of where that came in: its source is the one within then. Later
+ * fragments do not tell, and are none of the host's own.
+ */
+static __always_inline bool is_within_tunnel(struct __sk_buff *skb, struct source *source)
+{
+	__u32 at = LINK_HEADER + 20;
+	__be16 part = 0, port = 0;
+	__u8 protocol = 0;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		bpf_skb_load_bytes(skb, IPV4_PROTOCOL, &protocol, 1);
+		bpf_skb_load_bytes(skb, IPV4_FRAGMENT, &part, sizeof(part));
+	} else {
+		bpf_skb_load_bytes(skb, IPV6_NEXT_HEADER, &protocol, 1);
+		at = LINK_HEADER + IPV6_HEADER;
+	}
+	if (protocol != IPPROTO_UDP)
+		return false;
+	if (part & bpf_htons(FRAGMENT_OFFSET))
+		return true;
+	if (bpf_skb_load_bytes(skb, at + 2, &port, sizeof(port)) ||
+	    (port != bpf_htons(VXLAN_PORT) && port != bpf_htons(FLANNEL_PORT)))
+		return false;
+	__builtin_memset(source->address, 0, sizeof(source->address));
+	source_of(skb, at + UDP_HEADER + VXLAN_HEADER, source->address);
+	return true;
+}
+
 /* Whose share of the ring a packet takes: by that, one that floods the link leaves room to others. Within a tunnel the sender's. */
 static __always_inline __u32 share_of(struct __sk_buff *skb)
 {
 	struct source source = {};
-	__u32 hash = 0x9e3779b9, at = LINK_HEADER + 20;
-	__u8 protocol = 0;
-	__be16 port = 0;
+	__u32 hash = 0x9e3779b9;
+	bool of_host = false;
 
 	source_of(skb, 0, source.address);
-	if (!skb->ingress_ifindex) {
-		source.uid = bpf_get_socket_uid(skb);
-	} else {
+	if (skb->ingress_ifindex) {
 		source.ifindex = skb->ingress_ifindex;
-		if (skb->protocol == bpf_htons(ETH_P_IP)) {
-			bpf_skb_load_bytes(skb, IPV4_PROTOCOL, &protocol, 1);
-		} else {
-			bpf_skb_load_bytes(skb, IPV6_NEXT_HEADER, &protocol, 1);
-			at = LINK_HEADER + IPV6_HEADER;
-		}
-		if (protocol == IPPROTO_UDP && !bpf_skb_load_bytes(skb, at + 2, &port, sizeof(port)) &&
-		    (port == bpf_htons(VXLAN_PORT) || port == bpf_htons(FLANNEL_PORT)))
-			source_of(skb, at + UDP_HEADER + VXLAN_HEADER, source.address);
+	} else if (!is_within_tunnel(skb, &source)) {
+		source.uid = bpf_get_socket_uid(skb);
+		of_host = true;
 	}
-	for (unsigned int i = 0; i < sizeof(source) / sizeof(__u32); i++)
+	/* The octets in which neighbours' addresses differ are the highest ones here. */
+	for (unsigned int i = 0; i < sizeof(source) / sizeof(__u32); i++) {
 		hash = (hash ^ ((__u32 *)&source)[i]) * 0x85ebca6b;
-	hash ^= hash >> 16;
-	if (!skb->ingress_ifindex)
+		hash ^= hash >> 16;
+	}
+	if (of_host)
 		return hash % HOST_SHARES;
 	return HOST_SHARES + hash % (SHARES - HOST_SHARES);
 }

@@ -274,23 +274,28 @@ pub struct Site {
 impl Site {
     /// The pods are on one segment.
     pub fn bridged() -> Self {
-        Self::new(Overlay::Bridged, "udp")
+        Self::new(Overlay::Bridged, "udp", 1)
     }
 
-    /// The same, and the daemon has the link by AF_XDP.
+    /// The same, with two pods on each host.
+    pub fn of_two_pods() -> Self {
+        Self::new(Overlay::Bridged, "udp", 2)
+    }
+
+    /// One pod on each, and the daemon has the link by AF_XDP.
     pub fn by_xdp() -> Self {
-        Self::new(Overlay::Bridged, "xdp")
+        Self::new(Overlay::Bridged, "xdp", 1)
     }
 
     /// The hosts are routers for their pods, as Flannel has it.
     pub fn routed() -> Self {
-        Self::new(Overlay::Flannel, "udp")
+        Self::new(Overlay::Flannel, "udp", 1)
     }
 
-    fn new(overlay: Overlay, datapath: &'static str) -> Self {
+    fn new(overlay: Overlay, datapath: &'static str, containers: usize) -> Self {
         let config = LabConfig {
             hosts: 2,
-            containers: 1,
+            containers,
             overlay,
             ..LabConfig::default()
         };

@@ -1,11 +1,12 @@
 //! What a host sends by its link without Takt: its own, and what it forwards for pods.
 
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use takt_lab::Host;
 use takt_testing::{PATIENCE, until};
 
 use super::others::{HALVES, all_in_time, beside, pattern};
@@ -337,27 +338,31 @@ fn segment(socket: &UdpSocket, size: libc::c_int) {
     assert_eq!(done, 0);
 }
 
-/// A download, or a neighbour that means harm.
-#[test]
-fn a_pod_that_floods_the_link_leaves_room_to_the_host() {
-    let site = Site::bridged();
-    let (socket, listener) = sockets(&site);
-    let to = (site.lab.host(1).address(), PORT);
-    let attached = site.attach_uplink();
+/// A socket of a pod.
+fn of_pod(pod: &Host) -> UdpSocket {
+    let _inside = pod.enter().expect("the lab is up");
+    UdpSocket::bind("0.0.0.0:0").expect("bind")
+}
+
+/// How many of [`COUNTED`] datagrams arrive that are sent once a millisecond while somebody floods the link, in datagrams that are as long.
+fn beside_flood(
+    site: &Site,
+    (flood, size): (&UdpSocket, usize),
+    (socket, length): (&UdpSocket, usize),
+    listener: &UdpSocket,
+    to: Ipv4Addr,
+) -> u32 {
     let dropped = || site.uplink_status().expect("attached")["dropped"];
-    let flood = {
-        let _inside = site.pod().enter().expect("the lab is up");
-        UdpSocket::bind("0.0.0.0:0").expect("bind")
-    };
     // Sixty packets with each call.
-    segment(&flood, 1000);
-    let victim = (site.there().address(), PORT);
+    segment(flood, size as libc::c_int);
+    let burst = vec![0; 60 * size];
+    let victim = (site.there().address(), PORT + 1);
     let stop = AtomicBool::new(false);
-    let received = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    let _ = flood.send_to(&[0; 60_000], victim);
+                    let _ = flood.send_to(&burst, victim);
                 }
             });
         }
@@ -366,9 +371,13 @@ fn a_pod_that_floods_the_link_leaves_room_to_the_host() {
         let ended = AtomicBool::new(false);
         let counted = std::thread::scope(|scope| {
             let counted = scope.spawn(|| {
-                let (mut counted, mut datagram) = (0, [0; 4]);
-                while u32::from_ne_bytes(datagram) < COUNTED {
-                    counted += u32::from(listener.recv(&mut datagram).is_ok());
+                let (mut counted, mut datagram) = (0, vec![0; length]);
+                let mut number = 0;
+                while number < COUNTED {
+                    if listener.recv(&mut datagram).is_ok() {
+                        counted += 1;
+                        number = u32::from_ne_bytes(*datagram.first_chunk().expect("four"));
+                    }
                 }
                 ended.store(true, Ordering::Relaxed);
                 counted - 1
@@ -376,7 +385,9 @@ fn a_pod_that_floods_the_link_leaves_room_to_the_host() {
             let mut numbers = 0_u32..;
             while !ended.load(Ordering::Relaxed) {
                 let number = numbers.next().expect("not so many");
-                socket.send_to(&number.to_ne_bytes(), to).expect("sent");
+                let mut datagram = number.to_ne_bytes().to_vec();
+                datagram.resize(length, 0);
+                socket.send_to(&datagram, (to, PORT)).expect("sent");
                 std::thread::sleep(Duration::from_millis(1));
             }
             counted.join().expect("no panic")
@@ -385,7 +396,36 @@ fn a_pod_that_floods_the_link_leaves_room_to_the_host() {
         assert!(dropped() > before);
         stop.store(true, Ordering::Relaxed);
         counted
-    });
+    })
+}
+
+/// A download, or a neighbour that means harm.
+#[test]
+fn a_pod_that_floods_the_link_leaves_room_to_the_host() {
+    let site = Site::bridged();
+    let (socket, listener) = sockets(&site);
+    let to = site.lab.host(1).address();
+    let attached = site.attach_uplink();
+    let flood = (&of_pod(site.pod()), 1000);
+    let received = beside_flood(&site, flood, (&socket, 4), &listener, to);
+    assert!(received * 20 >= COUNTED * 19, "{received} of {COUNTED}");
+    attached.terminate();
+}
+
+/// Both are behind the same tunnel, and their packets are as long.
+#[test]
+fn a_pod_that_floods_the_link_leaves_room_to_other_pods() {
+    let site = Site::of_two_pods();
+    let listener = site.listener();
+    let patience = Duration::from_millis(200);
+    listener
+        .set_read_timeout(Some(patience))
+        .expect("a timeout");
+    let attached = site.attach_uplink();
+    let flood = (&of_pod(site.pod()), 100);
+    let socket = of_pod(site.lab.container(0, 1));
+    let to = site.there().address();
+    let received = beside_flood(&site, flood, (&socket, 100), &listener, to);
     assert!(received * 20 >= COUNTED * 19, "{received} of {COUNTED}");
     attached.terminate();
 }
