@@ -2,7 +2,7 @@
 //! is another one's (`others`).
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,8 @@ pub struct Attachment {
     others: Option<Others>,
     other_counters: Option<Arc<OtherCounters>>,
     next_tick: Instant,
+    /// The frame in hand.
+    frame: Vec<u8>,
 }
 
 impl Attachment {
@@ -58,6 +60,7 @@ impl Attachment {
             required: options.required,
             class: options.class,
             next_tick: Instant::now(),
+            frame: Vec::new(),
         })
     }
 
@@ -86,51 +89,57 @@ impl Attachment {
         })
     }
 
-    /// Drops `ending` when no more is taken.
-    fn run_until(&mut self, stop: impl AsFd, mut ending: Option<Ending>) -> Result<(), Error> {
-        let stop = stop.as_fd();
-        let mut frame = Vec::new();
-        loop {
-            let stopped = readable(stop, Duration::ZERO)?;
-            if stopped {
-                self.programs.detach();
-                drop(ending.take());
-            }
-            let ahead = monotonic_behind_tai();
-            let mut emptied = false;
-            for _ in 0..DEPTH {
-                let Some(item) = self.programs.ring().next() else {
-                    emptied = true;
-                    break;
-                };
-                let Some(record) = Record::read(&item) else {
-                    drop(item);
-                    self.counters.unserved(Unserved::Malformed);
-                    continue;
-                };
-                frame.clear();
-                frame.extend_from_slice(record.frame);
-                let launch = record.launch.map(|(clock, launch)| match clock {
-                    LaunchClock::Tai => tai(launch, 0),
-                    LaunchClock::Monotonic => tai(launch, ahead),
-                });
-                // Its room is free from here on.
-                drop(item);
-                complete_checksum(&mut frame);
-                self.forward(&frame, launch, stop)?;
-            }
+    /// However it ends: nothing more is taken then, before what was is given away, and `ending` is dropped between the two.
+    fn run_until(&mut self, stop: impl AsFd, ending: Option<Ending>) -> Result<(), Error> {
+        let ended = self.serve(stop.as_fd());
+        self.programs.detach();
+        drop(ending);
+        while self.turn(None)? {}
+        self.settle();
+        self.report();
+        ended
+    }
+
+    /// Gives the runtime what is taken until `stop` is readable.
+    fn serve(&mut self, stop: BorrowedFd<'_>) -> Result<(), Error> {
+        while !readable(stop, Duration::ZERO)? {
+            let more = self.turn(Some(stop))?;
             self.settle();
-            if stopped && emptied {
-                self.report();
-                return Ok(());
-            }
-            if !stopped {
-                self.tick()?;
-            }
-            if !stopped && emptied {
+            self.tick()?;
+            if !more {
                 self.wait(stop)?;
             }
         }
+        Ok(())
+    }
+
+    /// Forwards what is in the ring, as much as a turn has. Whether there may be more. Without `stop` it is the end.
+    fn turn(&mut self, stop: Option<BorrowedFd<'_>>) -> Result<bool, Error> {
+        let ahead = monotonic_behind_tai();
+        let mut frame = std::mem::take(&mut self.frame);
+        for _ in 0..DEPTH {
+            let Some(item) = self.programs.ring().next() else {
+                self.frame = frame;
+                return Ok(false);
+            };
+            let Some(record) = Record::read(&item) else {
+                drop(item);
+                self.counters.unserved(Unserved::Malformed);
+                continue;
+            };
+            frame.clear();
+            frame.extend_from_slice(record.frame);
+            let launch = record.launch.map(|(clock, launch)| match clock {
+                LaunchClock::Tai => tai(launch, 0),
+                LaunchClock::Monotonic => tai(launch, ahead),
+            });
+            // Its room is free from here on.
+            drop(item);
+            complete_checksum(&mut frame);
+            self.forward(&frame, launch, stop)?;
+        }
+        self.frame = frame;
+        Ok(true)
     }
 
     /// Waits for something to do.
@@ -152,50 +161,63 @@ impl Attachment {
         &mut self,
         frame: &[u8],
         launch: Option<TaiTime>,
-        stop: impl AsFd,
+        stop: Option<BorrowedFd<'_>>,
     ) -> Result<(), Error> {
-        let unserved = match self.runtime.admit(frame) {
+        let (unserved, failed) = match self.runtime.admit(frame) {
             Ok((towards, class)) => {
                 let options = FrameOptions {
                     class: self.class.of(class),
                     launch,
                     deadline: false,
                 };
-                match self.emit(frame, &options, towards, stop)? {
+                match self.emit(frame, &options, towards, stop) {
                     Ok(()) => return Ok(()),
-                    Err(unserved) => unserved,
+                    Err(why) => why,
                 }
             }
-            Err(unserved) => unserved,
+            Err(unserved) => (unserved, None),
         };
         self.counters.unserved(unserved);
         if !self.required && self.programs.returner().give_back(frame) {
             self.counters.given_back();
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
-    /// Emits it when there is room. Meanwhile the ring fills, and what does not fit there goes as the programs decide.
+    /// Emits it when there is room. Meanwhile the ring fills, and what does not fit there goes as the programs decide. Why the runtime
+    /// does not have it, and what else has failed.
     fn emit(
         &mut self,
         frame: &[u8],
         options: &FrameOptions,
         towards: Towards,
-        stop: impl AsFd,
-    ) -> Result<Result<(), Unserved>, Error> {
+        stop: Option<BorrowedFd<'_>>,
+    ) -> Result<(), (Unserved, Option<Error>)> {
         loop {
             match self.runtime.emit(frame, options, towards) {
-                Emitted::Yes => return Ok(Ok(())),
+                Emitted::Yes => return Ok(()),
                 Emitted::NoRoom => {}
-                Emitted::Unserved(why) => return Ok(Err(why)),
+                Emitted::Unserved(why) => return Err((why, None)),
             }
-            // The end does not wait for room.
-            if readable(&stop, ROOM)? {
-                return Ok(Err(Unserved::Runtime));
+            match self.wait_for_room(stop) {
+                Ok(true) => {}
+                Ok(false) => return Err((Unserved::Runtime, None)),
+                Err(error) => return Err((Unserved::Runtime, Some(error))),
             }
-            self.settle();
-            self.tick()?;
         }
+    }
+
+    /// Waits a little; whether it is worth it: the end does not wait for room.
+    fn wait_for_room(&mut self, stop: Option<BorrowedFd<'_>>) -> Result<bool, Error> {
+        let Some(stop) = stop else {
+            return Ok(false);
+        };
+        if readable(stop, ROOM)? {
+            return Ok(false);
+        }
+        self.settle();
+        self.tick()?;
+        Ok(true)
     }
 
     /// Looks after the device, and tells others, from time to time.

@@ -1,11 +1,12 @@
 //! What has no launch time, of a pod of which that is taken too.
 
 use std::net::UdpSocket;
+use std::time::{Duration, Instant};
 
 use takt_testing::{PATIENCE, until};
 
 use super::support::{
-    Arrival, PORT, Site, Stopped, arrives, ended_well, exchange, static_talker, taprio,
+    Arrival, DEVICE, PORT, Site, Stopped, arrives, ended_well, exchange, static_talker, taprio,
 };
 
 /// Datagrams of a talker.
@@ -237,6 +238,64 @@ fn what_a_tunnel_of_the_pods_own_carries_arrives() {
     attached.terminate();
     assert!(checksums(&site));
     exchange(0);
+}
+
+/// The command ends with an error, and its programs are there until then.
+#[test]
+fn where_it_ends_with_an_error_what_waits_is_the_kernels_once_or_is_counted() {
+    // More than the runtime keeps waiting.
+    const MANY: u32 = 400;
+    const KEPT: u32 = 256;
+    let site = Site::bridged();
+    let to = site.there().address();
+    let listener = site.listener();
+    let socket = socket(&site);
+    exchange(&socket, (&listener, to), 0);
+    // Best effort has a window for the last four seconds of twenty.
+    site.schedule(&taprio(
+        "sched-entry S 20 4000000000 sched-entry S 20 4000000000 sched-entry S 20 4000000000 \
+         sched-entry S 20 4000000000 sched-entry S df 4000000000",
+    ));
+    let required = ["--all", "--required", "--class", "5"];
+    let attached = site.attach(&required);
+    let into_cycle = || takt_clock::Clock::now(&takt_clock::SystemTai).as_nanos() % 20_000_000_000;
+    until("the window is far", || {
+        (into_cycle() < 10_000_000_000).then_some(())
+    });
+    // To another port than the others.
+    let mut talker = site.talker(&static_talker(), "tai", to.into(), MANY, "30000000");
+    ended_well(talker.arg(format!("to={}", PORT + 1)).output());
+    for number in 0..MANY {
+        let sent = socket.send_to(&number.to_ne_bytes(), (to, PORT));
+        sent.expect("sent");
+    }
+    until("both wait", || {
+        let counters = site.status().2;
+        let all = |name| counters[name] >= u64::from(MANY);
+        (all("taken") && all("other-taken")).then_some(())
+    });
+    let before = Instant::now();
+    site.detach_at_pod();
+    let (well, said) = attached.end();
+    assert!(!well && said.contains("any more"), "{said}");
+    // What circles does so for five seconds.
+    assert!(before.elapsed() < Duration::from_secs(3));
+    let patience = Some(Duration::from_millis(500));
+    listener.set_read_timeout(patience).expect("a timeout");
+    let mut datagram = [0; 4];
+    let mut numbers = Vec::new();
+    while listener.recv(&mut datagram).is_ok() {
+        numbers.push(u32::from_ne_bytes(datagram));
+    }
+    assert_eq!(numbers.last(), Some(&(MANY - 1)), "{numbers:?}");
+    assert!(numbers[0] <= KEPT + 1, "{numbers:?}");
+    assert!(
+        numbers.is_sorted_by(|one, next| one + 1 == *next),
+        "{numbers:?}"
+    );
+    let told = site.unserved()["no-runtime"];
+    assert!(told >= (MANY - KEPT).into(), "{told}");
+    ended_well(site.veth(&["detach", "--device", DEVICE]).output());
 }
 
 /// As one that is busy for ever, or stopped.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -12,6 +13,7 @@ use std::sync::OnceLock;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use aya::programs::{SchedClassifier, TcAttachType};
 use rustix::process::{Pid, Signal};
 use takt_lab::{Capture, Host, Lab, LabConfig, OVERLAY_DEVICE, OVERLAY_ID, Overlay};
 use takt_testing::{Directory, PATIENCE, repository, until};
@@ -619,6 +621,27 @@ impl Site {
             output.contains("taking launch times").then_some(())
         });
         running
+    }
+
+    /// Takes the program at the pod's end away, as the pod's root can.
+    pub fn detach_at_pod(&self) {
+        /// `BPF_PROG_DETACH`, and `BPF_TCX_EGRESS`.
+        const DETACH: libc::c_long = 9;
+        const EGRESS: u32 = 47;
+        let _inside = self.pod().enter().expect("the lab is up");
+        // SAFETY: a string that ends, and outlives the call.
+        let device = unsafe { libc::if_nametoindex(c"eth0".as_ptr()) };
+        let there = SchedClassifier::query_tcx("eth0", TcAttachType::Egress);
+        let (_, programs) = there.expect("the programs");
+        let program = programs[0].fd().expect("a descriptor");
+        let number = program.as_fd().as_raw_fd() as u32;
+        let attributes = [device, number, EGRESS, 0, 0, 0, 0, 0];
+        // SAFETY: the words are what the command reads, and outlive the call.
+        let done = unsafe {
+            let size = size_of_val(&attributes);
+            libc::syscall(libc::SYS_bpf, DETACH, attributes.as_ptr(), size)
+        };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
     }
 
     /// What `takt veth status` says: whether somebody takes, whether it is required, and packets by what became of them.

@@ -8,6 +8,7 @@
  *   tos=N   IP_TOS, IPV6_TCLASS
  *   prio=N  SO_PRIORITY
  *   from=N  from that port, IPv4
+ *   to=N    to that port
  *   forge   a frame with another source address, over a packet socket
  *   vlan    a frame with a VLAN tag, over a packet socket: of VLAN 7, priority 0
  *   own     the same of VLAN 9, priority 5
@@ -126,7 +127,9 @@ int main(int count, char **arguments)
 	clockid_t clock = strcmp(arguments[1], "tai") == 0	  ? CLOCK_TAI
 			  : strcmp(arguments[1], "realtime") == 0 ? CLOCK_REALTIME
 								  : CLOCK_MONOTONIC;
-	uint16_t port = atoi(arguments[3]);
+	uint16_t port;
+	if (sscanf(what, "to=%hu", &port) != 1)
+		port = atoi(arguments[3]);
 	struct sockaddr_in four = { .sin_family = AF_INET, .sin_port = htons(port) };
 	struct sockaddr_in6 six = { .sin6_family = AF_INET6, .sin6_port = htons(port) };
 	int is_four = inet_pton(AF_INET, arguments[2], &four.sin_addr) == 1;
