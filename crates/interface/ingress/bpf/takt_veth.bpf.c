@@ -46,6 +46,9 @@
 #define TCP_FLAGS 13
 #define TCP_SYN 2
 #define MOST_EXTENSIONS 8
+/* UDP ports of VXLAN: RFC 7348, and what Linux had before. */
+#define VXLAN_PORT 4789
+#define FLANNEL_PORT 8472
 /* After so long without that, whoever takes it hangs. */
 #define HANGS 5000000000ull
 
@@ -207,8 +210,8 @@ static __always_inline void count(void *map, __u32 which)
 		*counter += 1;
 }
 
-/* TCP has the times of its own pacing in the same field. */
-static __always_inline bool is_tcp(struct __sk_buff *skb)
+/* Whether a packet is of TCP by what it says. */
+static __always_inline bool says_tcp(struct __sk_buff *skb)
 {
 	__u32 at = LINK_HEADER + IPV6_HEADER;
 	__u8 next = 0;
@@ -240,6 +243,48 @@ static __always_inline bool is_tcp(struct __sk_buff *skb)
 		next = head[0];
 	}
 	return false;
+}
+
+/* Whether a packet may carry another one: IP within IP, GRE, ESP, VXLAN. */
+static __always_inline bool may_be_tunnel(struct __sk_buff *skb)
+{
+	bool is_four = skb->protocol == bpf_htons(ETH_P_IP);
+	__u32 at = LINK_HEADER + (is_four ? 20 : IPV6_HEADER);
+	__u8 protocol = 0;
+	__be16 port = 0;
+
+	if (!is_four && skb->protocol != bpf_htons(ETH_P_IPV6))
+		return false;
+	if (bpf_skb_load_bytes(skb, is_four ? IPV4_PROTOCOL : IPV6_NEXT_HEADER, &protocol, 1))
+		return false;
+	switch (protocol) {
+	case IPPROTO_IPIP:
+	case IPPROTO_IPV6:
+	case IPPROTO_GRE:
+	case IPPROTO_ESP:
+		return true;
+	case IPPROTO_UDP:
+		return !bpf_skb_load_bytes(skb, at + 2, &port, sizeof(port)) &&
+		       (port == bpf_htons(VXLAN_PORT) || port == bpf_htons(FLANNEL_PORT));
+	default:
+		return false;
+	}
+}
+
+/*
+ * TCP has the times of its own pacing in the same field. Tunnels of the sender's own put headers before it, and leave it its socket, which is
+ * none of all kinds while it opens or ends a connection. Where that is gone, what a tunnel may carry is taken for TCP.
+ */
+static __always_inline bool is_tcp(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	if (says_tcp(skb))
+		return true;
+	if (!sk)
+		return may_be_tunnel(skb);
+	sk = bpf_sk_fullsock(sk);
+	return !sk || sk->protocol == IPPROTO_TCP;
 }
 
 static __always_inline bool has_launch_time(struct __sk_buff *skb)
@@ -510,9 +555,6 @@ static __always_inline bool is_own(struct __sk_buff *skb)
 /* The mark of what one program below has carried to the other one, with the share that it takes of the ring. */
 #define CARRIED 0x74616c00
 #define OF_SHARE 0xff
-/* UDP ports of tunnels: RFC 7348, and what Linux had before. */
-#define VXLAN_PORT 4789
-#define FLANNEL_PORT 8472
 #define UDP_HEADER 8
 #define VXLAN_HEADER 8
 

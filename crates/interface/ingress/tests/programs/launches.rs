@@ -166,6 +166,38 @@ fn what_has_no_launch_time_passes_untouched_and_tcp_is_not_taken_for_timed() {
     attached.terminate();
 }
 
+/// A VXLAN in the pod: the kernel leaves what is sent by it its socket, its time, and a checksum to be finished.
+#[test]
+fn within_a_tunnel_of_the_pods_own_launch_times_are_kept_and_tcp_is_not_taken_for_timed() {
+    let site = Site::bridged();
+    let [_, to] = site.tunnel();
+    let listener = site.listener();
+    let attached = site.attach(&["--required"]);
+    ended_well(
+        site.talker(&static_talker(), "tai", to.into(), COUNT, LEAD)
+            .output(),
+    );
+    for number in 0..COUNT {
+        let mut datagram = [0; 64];
+        assert_eq!(listener.recv(&mut datagram).expect("a datagram"), 32);
+        assert_eq!(datagram[8..12], number.to_ne_bytes());
+        let launch = i64::from_ne_bytes(datagram[..8].try_into().expect("eight"));
+        let now = takt_clock::Clock::now(&takt_clock::SystemTai).as_nanos();
+        assert!(now >= launch, "{} ns early", launch - now);
+    }
+    site.until_counted("sent", COUNT.into());
+    let received = site.reader();
+    site.write(to.into(), &vec![7; 1 << 20]);
+    assert_eq!(received.join().expect("read").len(), 1 << 20);
+    let (_, _, counters) = site.status();
+    assert_eq!(
+        (counters["taken"], counters["dropped"]),
+        (COUNT.into(), 0),
+        "{counters:?}"
+    );
+    attached.terminate();
+}
+
 #[test]
 fn the_class_is_that_of_the_dscp_or_the_operators() {
     let site = Site::bridged();
