@@ -53,6 +53,8 @@ pub(super) struct Threads {
     ending: AtomicBool,
     /// One of them has ended by itself, and its queues are served by nobody.
     lost: AtomicBool,
+    /// The guest's driver is none that can be served.
+    legacy: AtomicBool,
     /// How many have been at work so far: the end of those is noticed.
     there: Mutex<usize>,
     more: Condvar,
@@ -65,6 +67,7 @@ impl Threads {
         Arc::new(Self {
             ending: AtomicBool::new(false),
             lost: AtomicBool::new(false),
+            legacy: AtomicBool::new(false),
             there: Mutex::new(0),
             more: Condvar::new(),
             end,
@@ -83,9 +86,20 @@ impl Threads {
         Alive(Arc::clone(self))
     }
 
-    /// Whether one has ended by itself.
-    pub(super) fn is_one_lost(&self) -> bool {
-        self.lost.load(Ordering::Acquire)
+    /// Why they have ended the connection, if they have.
+    pub(super) fn fault(&self) -> Option<&'static str> {
+        if self.is_legacy() {
+            return Some(
+                "the guest's driver is of before virtio 1 (no VIRTIO_F_VERSION_1), and none such is served: have the VMM offer the device \
+                 as one of virtio 1 alone (disable-legacy=on), or update the driver",
+            );
+        }
+        let is_one_lost = self.lost.load(Ordering::Acquire);
+        is_one_lost.then_some("a queue's thread has ended")
+    }
+
+    fn is_legacy(&self) -> bool {
+        self.legacy.load(Ordering::Acquire)
     }
 }
 
@@ -312,6 +326,14 @@ impl VhostUserBackend for Connection {
         bits.fold(PROTOCOL_FEATURES, |bits, bit| bits | 1 << bit)
     }
 
+    /// A driver that knows nothing of virtio 1 has a shorter header before its frames.
+    fn acked_features(&self, features: u64) {
+        if features & 1 << VIRTIO_F_VERSION_1 == 0 {
+            self.threads.legacy.store(true, Ordering::Release);
+            self.threads.end();
+        }
+    }
+
     fn protocol_features(&self) -> VhostUserProtocolFeatures {
         // Not CONFIGURE_MEM_SLOTS: QEMU before 8 adds each region once for each queue pair.
         VhostUserProtocolFeatures::MQ | VhostUserProtocolFeatures::REPLY_ACK
@@ -349,6 +371,10 @@ impl VhostUserBackend for Connection {
         if self.threads.ending.load(Ordering::Acquire) {
             // An error is what ends a thread of the library's.
             return Err(io::Error::other("the VMM has gone"));
+        }
+        // Its rings are started nevertheless if the VMM is quick.
+        if self.threads.is_legacy() {
+            return Ok(());
         }
         match thread < self.transmitters.len() {
             true => self.transmit(thread, &rings[0]),

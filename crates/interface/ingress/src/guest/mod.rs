@@ -176,8 +176,8 @@ impl Guest {
             let passed_on = relay::requests(&vmm, &library);
             threads.end();
             let ended = daemon.wait();
-            if threads.is_one_lost() {
-                return Err("a queue's thread has ended".into());
+            if let Some(fault) = threads.fault() {
+                return Err(fault.into());
             }
             match ended {
                 Ok(()) => {}

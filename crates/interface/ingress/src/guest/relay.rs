@@ -22,13 +22,15 @@ const HEADER: usize = 12;
 const LONGEST: usize = 4096;
 /// The most descriptors with one.
 const DESCRIPTORS: usize = 32;
-/// `VHOST_USER_SET_FEATURES`, its flags (version 1), its length, and the one feature that there are rings to be enabled.
+/// `VHOST_USER_SET_FEATURES`, its flags (version 1), its length, and the features that there are rings to be enabled and, which
+/// the VMM's own say anew, that the driver is of virtio 1.
 const RINGS_CAN_BE_ENABLED: [u8; 20] = {
     let mut message = [0; 20];
     message[0] = 2;
     message[4] = 1;
     message[8] = 8;
     message[12 + 3] = 1 << 6;
+    message[12 + 4] = 1;
     message
 };
 

@@ -530,6 +530,21 @@ fn a_thread_that_ends_at_its_first_event_ends_the_connection_as_well() {
 }
 
 #[test]
+fn a_driver_of_before_virtio_1_is_refused_with_a_reason() {
+    let site = site();
+    let listener = site.listener();
+    let device = site.attach_guest(&["--queue", "class=5", "--required"]);
+    let _vmm = Vmm::start_legacy(&site.vhost_user());
+    until("the VMM has been told", || site.guest_status().fault);
+    let fault = site.guest_status().fault.expect("a reason");
+    assert!(fault.contains("VIRTIO_F_VERSION_1"), "{fault}");
+    let mut vmm = Vmm::start(&site.vhost_user(), 1);
+    vmm.send(0, &[datagram(&site, 0, 2)]);
+    assert_eq!(numbers(&listener, 1), [2]);
+    device.terminate();
+}
+
+#[test]
 fn a_queue_that_never_stops_does_not_keep_the_process_from_its_end() {
     let site = site();
     let device = site.attach_guest(&["--queue", "class=5", "--required"]);

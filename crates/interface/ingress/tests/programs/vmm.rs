@@ -24,6 +24,8 @@ pub const RING: u16 = 64;
 const BUFFER: u64 = 2048;
 /// Octets before a frame.
 const HEADER: usize = 12;
+/// `VIRTIO_F_VERSION_1`.
+const VERSION_1: u64 = 1 << 32;
 /// `VIRTQ_DESC_F_NEXT` and `VIRTQ_DESC_F_WRITE`.
 pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
@@ -77,6 +79,15 @@ impl Vmm {
         vmm.kicks[ring] = unsafe { EventFd::from_raw_fd(OwnedFd::from(listener).into_raw_fd()) };
         vmm.start_rings();
         vmm
+    }
+
+    /// Connects for a driver that knows nothing of virtio 1, whose frames have a shorter header.
+    pub fn start_legacy(socket: &Path) -> Frontend {
+        let frontend = Frontend::connect(socket, 2).expect("the device");
+        frontend.set_owner().expect("ours");
+        let features = frontend.get_features().expect("features");
+        frontend.set_features(features & !VERSION_1).expect("told");
+        frontend
     }
 
     fn connect(socket: &Path, pairs: usize) -> Self {

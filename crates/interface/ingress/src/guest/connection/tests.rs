@@ -240,3 +240,17 @@ fn a_frame_that_waits_for_a_buffer_when_the_vmm_goes_is_counted() {
     drop(guest);
     assert_eq!(counted(&shared, "received-down"), 1);
 }
+
+#[test]
+fn nothing_is_taken_from_a_driver_of_before_virtio_1() {
+    let guest = Guest::new(false);
+    guest.connection.acked_features(guest.connection.features());
+    assert_eq!(guest.connection.threads.fault(), None);
+    guest
+        .connection
+        .acked_features(guest.connection.features() & !(1 << VIRTIO_F_VERSION_1));
+    guest.offer(SENDING, 0, 100, 0);
+    guest.event(SENDING);
+    assert_eq!(guest.index(used(SENDING)), 0);
+    assert!(guest.connection.threads.fault().is_some());
+}
