@@ -273,7 +273,7 @@ static __always_inline bool may_be_tunnel(struct __sk_buff *skb)
 
 /*
  * TCP has the times of its own pacing in the same field. Tunnels of the sender's own put headers before it, and leave it its socket, which is
- * none of all kinds while it opens or ends a connection. Where that is gone, what a tunnel may carry is taken for TCP.
+ * no full one while a connection opens or has ended. Where that is gone, what a tunnel may carry is taken for TCP.
  */
 static __always_inline bool is_tcp(struct __sk_buff *skb)
 {
