@@ -1227,7 +1227,7 @@ fn schedules_are_read_from_their_files_and_what_is_not_done_is_refused_by_name()
         (
             taprio("cycle-time 900000"),
             "",
-            "`schedule[0].file`: entry 1 overlaps the next cycle: 100 µs of its 500 µs are cut",
+            "entry 1 overlaps the next cycle: 100 µs of its 500 µs are cut",
         ),
         (
             taprio(""),
