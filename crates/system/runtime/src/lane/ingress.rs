@@ -301,7 +301,8 @@ impl State {
             let behind = self.behind + self.received_cost;
             if !self.tenants.admits(group, fair::COPY, behind) {
                 self.received_cost += self.tenants.pass_over(group, key.channel);
-                self.reassembly.get(assembly).lose(&channel.counters);
+                let first = self.reassembly.get(assembly).lose();
+                channel.counters.lost.add(first.into());
                 continue;
             }
             self.received_cost += group.cost(fair::COPY);
@@ -413,7 +414,7 @@ impl State {
         }
         targets.truncate(kept);
         if lost {
-            message.lose(&channel.counters);
+            channel.counters.lost.add(message.lose().into());
         }
     }
 
@@ -471,7 +472,8 @@ impl State {
             self.tenants.lose(target);
         }
         if let Some(channel) = self.channels.get(message.key.channel) {
-            self.reassembly.get(assembly).lose(&channel.counters);
+            let first = self.reassembly.get(assembly).lose();
+            channel.counters.lost.add(first.into());
         }
         self.reassembly.end(assembly);
     }

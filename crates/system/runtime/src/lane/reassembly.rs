@@ -9,7 +9,6 @@ use std::time::Duration;
 use takt_time::TrafficClass;
 
 use super::shares::{Pair, Shares};
-use crate::counters::ChannelCounters;
 use crate::slots::{ChannelSlot, RemoteSlot, SessionSlot, SinkSlot, TenantSlot};
 
 /// Fewest payload bytes of a fragment that is not the last: bounds the bookkeeping of a message.
@@ -136,11 +135,10 @@ impl Assembly {
         }
     }
 
-    /// Some sinks do not get it: its channel counts it as lost, once.
+    /// Some sinks do not get it. True the first time: its channel counts it as lost, once.
     #[cold]
-    pub fn lose(&mut self, counters: &ChannelCounters) {
-        let before = std::mem::replace(&mut self.lost, true);
-        counters.lost.add(u64::from(!before));
+    pub fn lose(&mut self) -> bool {
+        !std::mem::replace(&mut self.lost, true)
     }
 }
 
