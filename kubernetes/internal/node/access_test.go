@@ -11,7 +11,6 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"google.golang.org/grpc"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
@@ -45,7 +44,7 @@ func TestANetworkThatTheClusterDoesNotKnowIsNobodys(t *testing.T) {
 	}
 	l := &listening{all: map[string]*adminv1.Listener{}}
 	m := &member{n: n, admin: l, synced: true, listeners: map[string]*adminv1.Listener{}}
-	m.nets = cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNetwork{}, 0, cache.Indexers{})
+	m.withoutObjects()
 	path := func(namespace string) string { return filepath.Join("/run/takt/cni", namespace, "net1", "takt.sock") }
 	for _, namespace := range []string{"plant", "office", "guests", "visitors"} {
 		l.all[path(namespace)] = &adminv1.Listener{Path: path(namespace), Identity: namespace + "/pod/net1", Classes: []uint32{0, 5, 6}, Endpoint: &adminv1.Endpoint{Network: "tsn"}}

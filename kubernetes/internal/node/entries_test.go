@@ -117,14 +117,19 @@ func memberOf(t *testing.T, dir string, has *tables, nodes ...*network.TaktNode)
 	n.config.RunDirectory = dir
 	n.config.Network = &NetworkConfig{Peers: true}
 	m := &member{n: n, admin: has}
-	m.nodes = cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNode{}, 0, cache.Indexers{})
-	m.nets = cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNetwork{}, 0, cache.Indexers{})
+	m.withoutObjects()
 	for _, node := range nodes {
 		if err := m.nodes.GetStore().Add(node); err != nil {
 			t.Fatal(err)
 		}
 	}
 	return m
+}
+
+// withoutObjects has it know of no objects yet.
+func (m *member) withoutObjects() {
+	m.nodes = cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNode{}, 0, cache.Indexers{})
+	m.nets = cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNetwork{}, 0, cache.Indexers{})
 }
 
 // nodeOf is one whose spec the controller has written: a pod at 192.0.2.2, and its key.

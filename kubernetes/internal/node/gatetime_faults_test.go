@@ -17,9 +17,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
-	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 	"github.com/takt-dev/takt/kubernetes/internal/cni"
@@ -317,7 +315,7 @@ func TestWhatIsSetAsideForARefusedClaimIsPublishedUntilItIsGivenBack(t *testing.
 func TestANetworkThatNobodyMayUseIsNotClaimed(t *testing.T) {
 	g := newGated(t)
 	m := &member{n: g.agent, admin: g.admin, listeners: map[string]*adminv1.Listener{}, synced: true}
-	m.nets = cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNetwork{}, 0, cache.Indexers{})
+	m.withoutObjects()
 	g.agent.cluster = m
 	claim := g.gateClaimOf("talker", "pods", frameOfPods)
 	if _, err := g.prepareGate(claim); err == nil || !strings.HasPrefix(err.Error(), codeNotAllowed+": there is no TaktNetwork pods") {

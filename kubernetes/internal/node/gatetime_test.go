@@ -23,7 +23,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"pgregory.net/rapid"
@@ -533,7 +532,7 @@ func TestClaimedStreamsAreThePodsWhenItIsAttachedAndKeepTheirPlace(t *testing.T)
 func TestAClassThatANamespaceMayNotUseIsNotClaimed(t *testing.T) {
 	g := newGated(t)
 	m := &member{n: g.agent, admin: g.admin, listeners: map[string]*adminv1.Listener{}}
-	m.nets = cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNetwork{}, 0, cache.Indexers{})
+	m.withoutObjects()
 	pods := &network.TaktNetwork{ObjectMeta: metav1.ObjectMeta{Name: "pods"}}
 	if err := m.nets.GetStore().Add(pods); err != nil {
 		t.Fatal(err)

@@ -72,6 +72,7 @@ func TestAContainerIsRefusedBeforeTheRuntimeWaitsNoLonger(t *testing.T) {
 			}
 			tc.taktd.all = map[string]*adminv1.Listener{path: {Path: path, Classes: []uint32{0, 5}, Endpoint: &adminv1.Endpoint{Network: "tsn"}}}
 			n.cluster = &member{n: n, admin: &tc.taktd, synced: true}
+			n.cluster.withoutObjects()
 			n.cluster.nets = cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNetwork{}, 0, cache.Indexers{})
 			tsn := &network.TaktNetwork{Spec: network.TaktNetworkSpec{Access: []network.Access{{Classes: []int32{0}}}}}
 			tsn.Name = "tsn"

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"k8s.io/client-go/tools/cache"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
@@ -98,7 +97,8 @@ func TestSchedulesAreReportedByTheNamesThatTheClusterGaveThem(t *testing.T) {
 	was := revisionAt(1, 1_000_000_001)
 	self.Spec.Schedules[0].Previous = &was
 	n := &Node{name: nodeName}
-	n.cluster = &member{n: n, nodes: cache.NewSharedIndexInformer(&cache.ListWatch{}, &network.TaktNode{}, 0, cache.Indexers{})}
+	n.cluster = &member{n: n}
+	n.cluster.withoutObjects()
 	if err := n.cluster.nodes.GetStore().Add(self); err != nil {
 		t.Fatal(err)
 	}
