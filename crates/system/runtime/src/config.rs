@@ -227,19 +227,7 @@ impl LinkSchedule {
 
     /// The link.
     pub fn link(&self) -> Link {
-        link(self.rate_bps, self.vlan)
-    }
-}
-
-/// An Ethernet link of a rate in bits per second, 0 for none; with `vlan` its port inserts a tag.
-pub fn link(rate_bps: u64, vlan: bool) -> Link {
-    let link = Link::ethernet(rate_bps);
-    match vlan {
-        true => Link {
-            framing: link.framing.with_vlan_tag(),
-            ..link
-        },
-        false => link,
+        Link::tagged(self.rate_bps, self.vlan)
     }
 }
 

@@ -64,6 +64,18 @@ impl Link {
         }
     }
 
+    /// The same, whose port inserts a VLAN tag if `vlan`.
+    pub const fn tagged(rate_bps: u64, vlan: bool) -> Self {
+        let link = Self::ethernet(rate_bps);
+        match vlan {
+            true => Self {
+                framing: link.framing.with_vlan_tag(),
+                ..link
+            },
+            false => link,
+        }
+    }
+
     /// Octets on the wire of a frame of `len` octets (from its destination address, without FCS),
     /// from the preamble to the FCS.
     pub const fn wire_octets(&self, len: u32) -> u64 {

@@ -11,7 +11,7 @@ use super::{
     USUAL_SYNC_ERROR_NS,
 };
 use crate::form::{Form, FormError, MAX_LENGTH, Number};
-use crate::link::{self, Framing, Link};
+use crate::link::{self, Link};
 
 /// Octets of the longest frame: a jumbo frame.
 const LONGEST_FRAME: u32 = 9_018;
@@ -216,10 +216,6 @@ fn ports(
             };
             return Err(value("rate", &text, "a rate such as 100mbit or 1gbit"));
         };
-        let framing = match cable.vlan {
-            true => Framing::ETHERNET.with_vlan_tag(),
-            false => Framing::ETHERNET,
-        };
         let delay_ns = match &cable.delay {
             None => 0,
             Some(number) => delay(number, &format!("link {at}, delay"))?,
@@ -237,10 +233,7 @@ fn ports(
             ports.push(PlannedPort {
                 from: from.clone(),
                 to: to.clone(),
-                link: Link {
-                    framing,
-                    ..Link::ethernet(rate)
-                },
+                link: Link::tagged(rate, cable.vlan),
                 delay_ns,
                 forwarding_ns,
             });

@@ -1,6 +1,6 @@
 //! Schedules as messages of the admin API.
 
-use takt_runtime::config::{LinkSchedule, link};
+use takt_runtime::config::LinkSchedule;
 use takt_runtime::counters::DepartureReading;
 use takt_runtime::status::ScheduleStatus;
 use takt_schedule::check::Severity;
@@ -196,7 +196,7 @@ impl From<ScheduleStatus> for proto::LinkSchedule {
         let pending = status.pending.as_ref();
         let latest = pending.map(|(schedule, _)| schedule);
         let latest = latest.or(status.operational.as_ref());
-        let link = link(status.rate_bps, status.vlan);
+        let link = Link::tagged(status.rate_bps, status.vlan);
         Self {
             warnings: latest.map_or_else(Vec::new, |schedule| {
                 warnings(schedule, link, &status.priorities)

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use takt_schedule::form::{self, Document, Form};
-use takt_schedule::{Framing, Link, PortModel};
+use takt_schedule::{Link, PortModel};
 
 use crate::failure::{Failure, unreadable};
 
@@ -155,14 +155,7 @@ pub struct Port {
 impl LinkOptions {
     /// The link.
     pub fn link(&self) -> Link {
-        let framing = match self.vlan {
-            true => Framing::ETHERNET.with_vlan_tag(),
-            false => Framing::ETHERNET,
-        };
-        Link {
-            framing,
-            ..Link::ethernet(self.rate.0)
-        }
+        Link::tagged(self.rate.0, self.vlan)
     }
 
     /// Rate of the link, bits per second.
