@@ -129,7 +129,7 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 		for _, had := range member.Spec.VTEPs {
 			served := serves[member.Name][had.Network]
 			owner, holder := endpointOf[had.Address], w.holders[had.Address]
-			if accepted[had.Network] == nil || !slices.Contains(spec.Networks, had.Network) || accepted[had.Network].Spec.VNI == nil ||
+			if !slices.Contains(spec.Networks, had.Network) || accepted[had.Network].Spec.VNI == nil ||
 				served.Reason == network.Serving || served.Reason == network.NotConfigured || served.Reason == reasonVTEP ||
 				owner != "" && owner != member.Name || holder != "" && holder != "node "+member.Name {
 				continue

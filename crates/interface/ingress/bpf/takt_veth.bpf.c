@@ -245,13 +245,21 @@ static __always_inline bool says_tcp(struct __sk_buff *skb)
 	return false;
 }
 
+/* Whether a UDP header is of a VXLAN, by the port that it is for. */
+static __always_inline bool is_vxlan(struct __sk_buff *skb, __u32 at)
+{
+	__be16 port = 0;
+
+	return !bpf_skb_load_bytes(skb, at + 2, &port, sizeof(port)) &&
+	       (port == bpf_htons(VXLAN_PORT) || port == bpf_htons(FLANNEL_PORT));
+}
+
 /* Whether a packet may carry another one: IP within IP, GRE, ESP, VXLAN. */
 static __always_inline bool may_be_tunnel(struct __sk_buff *skb)
 {
 	bool is_four = skb->protocol == bpf_htons(ETH_P_IP);
 	__u32 at = LINK_HEADER + (is_four ? 20 : IPV6_HEADER);
 	__u8 protocol = 0;
-	__be16 port = 0;
 
 	if (!is_four && skb->protocol != bpf_htons(ETH_P_IPV6))
 		return false;
@@ -264,8 +272,7 @@ static __always_inline bool may_be_tunnel(struct __sk_buff *skb)
 	case IPPROTO_ESP:
 		return true;
 	case IPPROTO_UDP:
-		return !bpf_skb_load_bytes(skb, at + 2, &port, sizeof(port)) &&
-		       (port == bpf_htons(VXLAN_PORT) || port == bpf_htons(FLANNEL_PORT));
+		return is_vxlan(skb, at);
 	default:
 		return false;
 	}
@@ -572,7 +579,7 @@ struct source {
 static __always_inline bool is_within_tunnel(struct __sk_buff *skb, struct source *source)
 {
 	__u32 at = LINK_HEADER + 20;
-	__be16 part = 0, port = 0;
+	__be16 part = 0;
 	__u8 protocol = 0;
 
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
@@ -586,8 +593,7 @@ static __always_inline bool is_within_tunnel(struct __sk_buff *skb, struct sourc
 		return false;
 	if (part & bpf_htons(FRAGMENT_OFFSET))
 		return true;
-	if (bpf_skb_load_bytes(skb, at + 2, &port, sizeof(port)) ||
-	    (port != bpf_htons(VXLAN_PORT) && port != bpf_htons(FLANNEL_PORT)))
+	if (!is_vxlan(skb, at))
 		return false;
 	__builtin_memset(source->address, 0, sizeof(source->address));
 	source_of(skb, at + UDP_HEADER + VXLAN_HEADER, source->address);
