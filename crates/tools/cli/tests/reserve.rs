@@ -895,7 +895,13 @@ fn no_runtime_is_set_that_nobody_allows() {
         ("TAKT_TUNE_2", "100000 200000"),
     ];
     if let Some(ran) = tune(both, &["--set"]) {
-        assert_eq!(ran.json()["threads"][0]["set"], 7_000_000, "{ran:?}");
+        let thread = &ran.json()["threads"][0];
+        // On a busy machine a job may have taken so long that it keeps what it has.
+        let needed = thread["needs"]["runtime"].as_u64().expect("a number");
+        match needed.clamp(7_000_000, 9_000_000) {
+            7_200_000..=8_000_000 => assert!(thread["set"].is_null(), "{ran:?}"),
+            set => assert_eq!(thread["set"], set, "{ran:?}"),
+        }
     }
     let another = &[("RUNTIME", "8000000"), ("TAKT_TUNE_1", "100000 200000")];
     if let Some(ran) = tune(another, &["--set"]) {

@@ -370,3 +370,41 @@ fn tell(tuned: &Tuned) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn within(claims: &[RangeInclusive<u64>], now: u64, wanted: u64) -> Result<u64, String> {
+        let allowed = Allowed {
+            claims: claims.to_vec(),
+            told: 0..=50,
+        };
+        let found = allowed.within(Nanos::new(now), Nanos::new(wanted))?;
+        Ok(found.get())
+    }
+
+    #[test]
+    fn of_several_claims_those_count_that_the_thread_runs_under() {
+        let claims = [20..=40, 1..=2];
+        assert_eq!(within(&claims, 30, 10), Ok(20));
+        assert_eq!(within(&claims, 30, 35), Ok(35));
+        assert_eq!(within(&claims, 30, 60), Ok(40));
+        assert_eq!(within(&claims, 2, 30), Ok(2));
+        assert_eq!(within(&[20..=90], 30, 60), Ok(50));
+        assert_eq!(within(&[], 30, 60), Ok(50));
+        let neither = within(&claims, 10, 30).expect_err("no claim has 10");
+        assert_eq!(neither, "no claim of its container allows another runtime");
+        let both = within(&[20..=25, 23..=30], 24, 10);
+        assert_eq!(both, Ok(23));
+        let apart = within(&[60..=70], 60, 60).expect_err("--most 50");
+        assert!(apart.contains("at least 60ns, at most 50ns"), "{apart}");
+    }
+
+    #[test]
+    fn what_is_enough_and_a_tenth_more_at_most_is_kept() {
+        let near = |has, enough| is_near(Nanos::new(has), Nanos::new(enough));
+        assert!(near(80, 80) && near(80, 72));
+        assert!(!near(80, 71) && !near(80, 81));
+    }
+}
