@@ -47,9 +47,11 @@ func hostPort(address string, port int32) string {
 func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 	nets := slices.Clone(w.Networks)
 	slices.SortFunc(nets, func(a, b *network.TaktNetwork) int { return older(a, b) })
-	accepted, carriers := map[string]*network.TaktNetwork{}, map[string]string{}
+	named, carriers := map[string]*network.TaktNetwork{}, map[string]string{}
+	accepted := 0
 	refused, refusedFor := map[string]string{}, map[string]string{}
 	for _, one := range nets {
+		named[one.Name] = one
 		if problem := selectorProblem(one.Spec.NodeSelector); problem != "" {
 			refusedFor[one.Name], refused[one.Name] = "Invalid", problem
 			continue
@@ -66,13 +68,18 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 			refused[one.Name] = fmt.Sprintf("%s is network %s's: choose another one", key, other)
 			continue
 		}
-		if len(accepted) == mostNetworks {
+		if accepted == mostNetworks {
 			refusedFor[one.Name] = "TooManyNetworks"
 			refused[one.Name] = fmt.Sprintf("the cluster has %d networks already, which is the limit: delete one of them", mostNetworks)
 			continue
 		}
 		carriers[key] = one.Name
-		accepted[one.Name] = one
+		accepted++
+	}
+	// What a node has served goes on when its TaktNetwork says something else, by mistake or before its taktd does: the pods
+	// that are there are known where they were.
+	goesOn := func(member *network.TaktNode, name string) bool {
+		return refused[name] != "" && slices.Contains(member.Spec.Networks, name)
 	}
 	serves := map[string]map[string]network.ServedNetwork{}
 	for _, member := range w.Members {
@@ -92,13 +99,13 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 	}
 	for _, member := range w.Members {
 		for _, one := range nets {
-			if accepted[one.Name] == nil || !w.selects(one.Spec.NodeSelector, member.Name) {
+			if !goesOn(member, one.Name) && (refused[one.Name] != "" || !w.selects(one.Spec.NodeSelector, member.Name)) {
 				continue
 			}
 			spec := specs[member.Name]
 			spec.Networks = append(spec.Networks, one.Name)
 			served := serves[member.Name][one.Name]
-			if one.Spec.VNI == nil || served.Reason != network.Serving {
+			if one.Spec.VNI == nil || served.Reason != network.Serving || refused[one.Name] != "" {
 				continue
 			}
 			vtep := w.address(member.Name)
@@ -122,15 +129,13 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 		}
 		slices.Sort(specs[member.Name].Networks)
 	}
-	// What a node has served goes on when its TaktNetwork says something else, by mistake or before its taktd does: the
-	// pods that are there are known where they were.
 	for _, member := range w.Members {
 		spec := specs[member.Name]
 		for _, had := range member.Spec.VTEPs {
 			served := serves[member.Name][had.Network]
 			owner, holder := endpointOf[had.Address], w.holders[had.Address]
-			if !slices.Contains(spec.Networks, had.Network) || accepted[had.Network].Spec.VNI == nil ||
-				served.Reason == network.Serving || served.Reason == network.NotConfigured || served.Reason == reasonVTEP ||
+			if !slices.Contains(spec.Networks, had.Network) || named[had.Network].Spec.VNI == nil ||
+				served.Reason == network.Serving && refused[had.Network] == "" || served.Reason == network.NotConfigured || served.Reason == reasonVTEP ||
 				owner != "" && owner != member.Name || holder != "" && holder != "node "+member.Name {
 				continue
 			}
@@ -143,10 +148,13 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 		}
 		slices.SortFunc(spec.VTEPs, func(a, b network.VTEP) int { return cmp.Compare(a.Network, b.Network) })
 	}
-	endpoints := w.planStations(p, specs, accepted)
+	endpoints := w.planStations(p, specs, named, refused)
 	for _, one := range nets {
 		status := network.TaktNetworkStatus{ObservedGeneration: one.Generation, Carrier: one.Spec.Carrier(), Endpoints: endpoints[one.Name]}
 		if why := refused[one.Name]; why != "" {
+			if slices.ContainsFunc(w.Members, func(member *network.TaktNode) bool { return goesOn(member, one.Name) }) {
+				why += ". Until then what was there goes on as it was"
+			}
 			var changed []metav1.Condition
 			status.Nodes = "0/0"
 			status.Conditions, changed = conditions(one.Status.Conditions, w.Now,
@@ -241,7 +249,7 @@ func (w *World) absence(member *network.TaktNode) string {
 
 // planStations says of each node which of its endpoints are its own: their pods are there, and no address is another's.
 // Who has had an address keeps it (see keeps). It counts the endpoints of each network.
-func (w *World) planStations(p *Plan, specs map[string]*network.TaktNodeSpec, accepted map[string]*network.TaktNetwork) map[string]int32 {
+func (w *World) planStations(p *Plan, specs map[string]*network.TaktNodeSpec, named map[string]*network.TaktNetwork, refused map[string]string) map[string]int32 {
 	count, holders := map[string]int32{}, map[string]string{}
 	for _, again := range []bool{true, false} {
 		for _, member := range w.Members {
@@ -250,8 +258,9 @@ func (w *World) planStations(p *Plan, specs map[string]*network.TaktNodeSpec, ac
 				had[station.Network+" "+station.MAC] = true
 			}
 			for _, endpoint := range member.Status.Endpoints {
-				if had[endpoint.Network+" "+endpoint.MAC] == again {
-					w.planStation(p, specs, accepted, member, &endpoint, again, holders, count)
+				before := had[endpoint.Network+" "+endpoint.MAC]
+				if before == again && (before || refused[endpoint.Network] == "") {
+					w.planStation(p, specs, named, member, &endpoint, again, holders, count)
 				}
 			}
 		}
@@ -307,7 +316,7 @@ func (w *World) keeps() map[string]string {
 }
 
 // planStation says whether others are told of an endpoint; had says that they have been.
-func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, accepted map[string]*network.TaktNetwork,
+func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, named map[string]*network.TaktNetwork,
 	member *network.TaktNode, endpoint *network.Endpoint, had bool, holders map[string]string, count map[string]int32,
 ) {
 	pod := w.podOf(member, endpoint)
@@ -317,9 +326,9 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, acc
 	refuse := func(reason, format string, args ...any) {
 		p.Events = append(p.Events, Event{About: pod, Warning: true, Reason: reason, Message: fmt.Sprintf(format, args...)})
 	}
-	of := accepted[endpoint.Network]
+	of := named[endpoint.Network]
 	if of == nil {
-		if !slices.ContainsFunc(w.Networks, func(n *network.TaktNetwork) bool { return n.Name == endpoint.Network }) && (had || len(w.Networks) > 0) {
+		if had || len(w.Networks) > 0 {
 			refuse(reasonUnknown, "%s is attached to network %s, of which there is no TaktNetwork: no other node knows the pod. Create it, again if it was deleted, or correct takt-cni's configuration", endpoint.Interface, endpoint.Network)
 		}
 		return
@@ -327,6 +336,7 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, acc
 	if !ethernet.MatchString(endpoint.MAC) || len(endpoint.Addresses) > mostAddresses {
 		return // no takt-node says that
 	}
+	me := pod.Namespace + "/" + pod.Name
 	station := network.Station{Network: of.Name, Place: network.Place{MAC: endpoint.MAC}}
 	keys := []string{of.Name + " " + endpoint.MAC}
 	for _, text := range endpoint.Addresses {
@@ -339,8 +349,14 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, acc
 			subnet, err := netip.ParsePrefix(s)
 			return err == nil && subnet.Contains(address)
 		}) && !address.IsLinkLocalUnicast() {
-			refuse(reasonOutside, "address %s is in none of the subnets %s of network %s, and no other node knows the pod: correct the IPAM of the CNI configuration, or the TaktNetwork", address, strings.Join(of.Spec.Subnets, ", "), of.Name)
-			return
+			outcome, known := "no other node knows the pod", w.kept[of.Name+" "+address.String()] == me
+			if known {
+				outcome = "the pod, which had it before, goes on as it was"
+			}
+			refuse(reasonOutside, "address %s is in none of the subnets %s of network %s, and %s: correct the IPAM of the CNI configuration, or the TaktNetwork", address, strings.Join(of.Spec.Subnets, ", "), of.Name, outcome)
+			if !known {
+				return
+			}
 		}
 		if slices.Contains(station.Addresses, address.String()) {
 			continue
@@ -348,7 +364,6 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, acc
 		station.Addresses = append(station.Addresses, address.String())
 		keys = append(keys, of.Name+" "+address.String())
 	}
-	me := pod.Namespace + "/" + pod.Name
 	// A node that is taken over may say what it likes of its own pods, but not take what the cluster knows to be another's.
 	for _, address := range station.Addresses {
 		if other := w.holders[address]; other != "" && other != "pod "+me {

@@ -259,6 +259,64 @@ func TestWhatANodeHasServedGoesOnWhileItsTaktNetworkSaysSomethingElse(t *testing
 	}
 }
 
+func TestPodsThatAreThereGoOnWhileTheirTaktNetworkIsRefused(t *testing.T) {
+	w := worldOf("node-1", "node-2")
+	other, tsn := w.serve("other", 41), w.serve("tsn", 42)
+	w.run("talker", "node-1", time.Hour, "", "02:00:00:00:00:01", "10.50.0.1/16")
+	w.next()
+	w.run("late", "node-1", 0, "", "02:00:00:00:00:02", "10.50.0.2/16")
+	late := w.Members[0].Status.Endpoints[1]
+	w.Members[0].Status.Endpoints = w.Members[0].Status.Endpoints[:1]
+	for reason, spec := range map[string]network.TaktNetworkSpec{
+		"CarrierInUse": vxlan(41),
+		"Invalid":      {VNI: tsn.Spec.VNI, NodeSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Like"}}}},
+	} {
+		good := tsn.Spec
+		tsn.Spec = spec
+		for _, says := range []string{network.Differs, network.Serving} {
+			w.Members[0].Status.Networks[1].Reason = says
+			w.Members[0].Status.Endpoints = append(w.Members[0].Status.Endpoints[:1], late)
+			p := w.next()
+			if got := p.stations("node-1"); !slices.Equal(got, []string{"02:00:00:00:00:01 10.50.0.1"}) || p.Specs["node-1"].Stations[0].VTEP != "192.0.2.1" {
+				t.Errorf("%s, %s: node-1 has %+v", reason, says, p.Specs["node-1"].Stations)
+			}
+			if !is(p.Networks["tsn"].Conditions, network.Accepted, false, reason, "Until then what was there goes on as it was") {
+				t.Errorf("said is %+v", p.Networks["tsn"].Conditions)
+			}
+		}
+		w.Members[0].Status.Networks[1].Reason, tsn.Spec = network.Serving, good
+	}
+	if p := w.next(); len(p.stations("node-1")) != 2 || !is(p.Networks["other"].Conditions, network.Served, true, "Serving", "2 nodes") {
+		t.Errorf("node-1 has %q, %s is %+v", p.stations("node-1"), other.Name, p.Networks["other"].Conditions)
+	}
+	// One that never was accepted serves nobody.
+	w.Networks = append(w.Networks, &network.TaktNetwork{ObjectMeta: metav1.ObjectMeta{Name: "zwei"}, Spec: vxlan(42)})
+	if p := w.next(); slices.Contains(p.Specs["node-1"].Networks, "zwei") || !is(p.Networks["zwei"].Conditions, network.Accepted, false, "CarrierInUse", "tsn") || strings.Contains(fmt.Sprint(p.Networks["zwei"].Conditions), "goes on") {
+		t.Errorf("it is %+v", p.Networks["zwei"].Conditions)
+	}
+}
+
+func TestAPodWhoseAddressIsNoLongerInASubnetGoesOn(t *testing.T) {
+	w := worldOf("node-1")
+	tsn := w.serve("tsn", 42)
+	w.run("talker", "node-1", time.Hour, "", "02:00:00:00:00:01", "10.50.0.1/16")
+	w.next()
+	tsn.Spec.Subnets = []string{"10.60.0.0/16"}
+	w.run("late", "node-1", 0, "", "02:00:00:00:00:02", "10.50.0.2/16")
+	for range 2 {
+		p := w.next()
+		if got := p.stations("node-1"); !slices.Equal(got, []string{"02:00:00:00:00:01 10.50.0.1"}) {
+			t.Errorf("node-1 has %q", got)
+		}
+		if said := p.told("talker", reasonOutside); !strings.Contains(said, "the pod, which had it before, goes on as it was: correct") {
+			t.Errorf("the pod is told %q", said)
+		}
+		if said := p.told("late", reasonOutside); !strings.Contains(said, "no other node knows the pod: correct") {
+			t.Errorf("the pod that came later is told %q", said)
+		}
+	}
+}
+
 func TestATunnelEndpointIsTheNodesThatHasIt(t *testing.T) {
 	w := worldOf("node-1", "node-2", "node-3")
 	tsn := w.serve("tsn", 42)

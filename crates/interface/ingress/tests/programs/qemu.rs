@@ -149,6 +149,7 @@ const QUEUES: [&str; 4] = ["--queue", "kernel", "--queue", "class=5"];
 
 fn started() -> (Site, Running, Machine) {
     let site = Site::bridged();
+    site.cut_before_the_wire();
     site.add_tap();
     let device = site.attach_guest(&QUEUES);
     let machine = Machine::start(&site, 2);

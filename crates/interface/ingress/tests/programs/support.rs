@@ -543,6 +543,12 @@ impl Site {
         }
     }
 
+    /// Has the host's kernel cut what it sends into frames before the wire: what it merged of one sender's arrives as it was sent.
+    pub fn cut_before_the_wire(&self) {
+        let mut ethtool = self.lab.host(0).command("ethtool").expect("the lab is up");
+        ended_well(ethtool.args(["-K", "eth0", "gso", "off"]).output());
+    }
+
     /// Waits until the bridge has noticed that the guest's cable is plugged in, which the kernel tells it later.
     pub fn until_plugged_in(&self) {
         until("the bridge forwards", || {
