@@ -19,8 +19,9 @@ use crate::umem::{CHUNK, RxArea};
 const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 
 /// How long to wait for a queue that a closed socket still holds: the kernel releases it in a
-/// work queue.
-const QUEUE_RELEASE: Duration = Duration::from_secs(2);
+/// work queue, and not before it has the lock under which interfaces and namespaces come and go,
+/// which takes seconds where many do.
+const QUEUE_RELEASE: Duration = Duration::from_secs(10);
 
 /// Which queue a pool is for, and how it is to be used.
 #[derive(Clone, Debug)]
