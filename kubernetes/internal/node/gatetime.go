@@ -1153,6 +1153,9 @@ func (g *gateTimes) say(c *gateClaim, all listeners, err error) {
 	if err != nil && !was {
 		g.n.tell(c.Pod, reasonGateLost, "claim "+c.Name, err)
 	}
+	if err == nil && was {
+		g.n.event(c.Pod, corev1.EventTypeNormal, is.reason, "claim %s has its gate time again: %s", c.Name, is.message)
+	}
 	if !same {
 		g.n.status.put(claimStatus{record: c.record(), gates: c.Requests, condition: is})
 	}

@@ -176,6 +176,9 @@ func TestATaktdThatComesBackWithoutTheWindowTakesTheClassAndNotTheSocket(t *test
 	if is := g.classesAt(socket); !slices.Equal(is, []uint32{0, 5}) || g.agent.gates.said[claim.UID].reason != reasonReserved {
 		t.Errorf("its classes are %v, said %+v", is, g.agent.gates.said)
 	}
+	if told := g.events.of("talker", reasonReserved); len(told) != 1 || !strings.Contains(told[0], "claim talker-gate has its gate time again") {
+		t.Errorf("told %q", told)
+	}
 	// Where the listener has gone, its place is held, and nothing is reserved at an interface.
 	if _, err := g.admin.RemoveListener(background, &adminv1.RemoveListenerRequest{Path: socket}); err != nil {
 		t.Fatal(err)

@@ -495,7 +495,11 @@ func (n *Node) wishes(annotations map[string]string, container string) (wish, er
 		case !other.known():
 			return wish{}, refuse(codeAnnotation, "%s is %s: write %q or %q", annotationOthers, quote.Value(value), OtherKernel, OtherRuntime)
 		case other == OtherRuntime && !w.veth():
-			return wish{}, refuse(codeAnnotation, "%s is %q, which is taken at the veth, and launch times of this pod are not: write %s: %q or %q", annotationOthers, value, annotationPath, PathVeth, PathBoth)
+			also := ""
+			if !w.sensitive {
+				also = fmt.Sprintf("%s: \"true\", and ", cni.Annotation)
+			}
+			return wish{}, refuse(codeAnnotation, "%s is %q, which is taken at the veth, and launch times of this pod are not: write %s%s: %q or %q", annotationOthers, value, also, annotationPath, PathVeth, PathBoth)
 		default:
 			w.all = other == OtherRuntime
 			w.asked = w.asked || w.all

@@ -144,6 +144,7 @@ func TestLaunchTimesAreTakenAtTheVethOfATimeSensitivePod(t *testing.T) {
 		"with other traffic":  {more: []string{"takt.dev/other-traffic", "runtime"}, started: " --socket SOCKET --all", preloaded: true},
 		"without it":          {more: []string{"takt.dev/other-traffic", "kernel"}, started: " --socket SOCKET", preloaded: true},
 		"of it by no veth":    {more: []string{"takt.dev/other-traffic", "runtime", "takt.dev/path", "preload"}, refused: codeAnnotation},
+		"of it, unmarked":     {more: []string{"takt.dev/time-sensitive", "false", "takt.dev/other-traffic", "runtime"}, refused: `write takt.dev/time-sensitive: "true", and takt.dev/path: "veth"`},
 		"of it somewhere":     {more: []string{"takt.dev/other-traffic", "both"}, refused: codeAnnotation},
 		"by another word":     {more: []string{"takt.dev/path", "bridge"}, refused: codeAnnotation},
 		"of no class":         {more: []string{"takt.dev/class", "8"}, refused: codeAnnotation},
