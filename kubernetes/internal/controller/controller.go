@@ -246,8 +246,8 @@ func parallel(writes []func() error) error {
 // tell tells what is new.
 func (c *Controller) tell(events []Event) {
 	for _, event := range events {
-		if pod, ok := event.About.(*corev1.Pod); ok {
-			key := string(pod.UID) + event.Reason + event.Message
+		if object, is := event.About.(metav1.Object); is && event.Once {
+			key := string(object.GetUID()) + event.Reason + event.Message
 			if c.told[key] {
 				continue
 			}

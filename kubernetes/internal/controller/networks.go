@@ -39,6 +39,9 @@ const (
 	mostAddresses = 64
 )
 
+// untilThen ends what is said of a network that is not as it was.
+const untilThen = ". Until then what was there goes on as it was"
+
 func hostPort(address string, port int32) string {
 	return net.JoinHostPort(address, strconv.Itoa(int(port)))
 }
@@ -48,8 +51,20 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 	nets := slices.Clone(w.Networks)
 	slices.SortFunc(nets, func(a, b *network.TaktNetwork) int { return older(a, b) })
 	named, carriers := map[string]*network.TaktNetwork{}, map[string]string{}
-	accepted := 0
 	refused, refusedFor := map[string]string{}, map[string]string{}
+	// What nodes have keeps its place.
+	had := map[string]bool{}
+	for _, member := range w.Members {
+		for _, name := range member.Spec.Networks {
+			had[name] = true
+		}
+	}
+	room := mostNetworks
+	for _, one := range nets {
+		if had[one.Name] {
+			room--
+		}
+	}
 	for _, one := range nets {
 		named[one.Name] = one
 		if problem := selectorProblem(one.Spec.NodeSelector); problem != "" {
@@ -68,18 +83,22 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 			refused[one.Name] = fmt.Sprintf("%s is network %s's: choose another one", key, other)
 			continue
 		}
-		if accepted == mostNetworks {
-			refusedFor[one.Name] = "TooManyNetworks"
-			refused[one.Name] = fmt.Sprintf("the cluster has %d networks already, which is the limit: delete one of them", mostNetworks)
-			continue
+		if !had[one.Name] {
+			if room == 0 {
+				refusedFor[one.Name] = "TooManyNetworks"
+				refused[one.Name] = fmt.Sprintf("the cluster has %d networks already, which is the limit: delete one of them", mostNetworks)
+				continue
+			}
+			room--
 		}
 		carriers[key] = one.Name
-		accepted++
 	}
 	// What a node has served goes on when its TaktNetwork says something else, by mistake or before its taktd does: the pods
 	// that are there are known where they were.
-	goesOn := func(member *network.TaktNode, name string) bool {
-		return refused[name] != "" && slices.Contains(member.Spec.Networks, name)
+	goesOn := map[string]bool{}
+	for _, one := range nets {
+		nobody := !slices.ContainsFunc(w.Members, func(member *network.TaktNode) bool { return w.selects(one.Spec.NodeSelector, member.Name) })
+		goesOn[one.Name] = had[one.Name] && (nobody || refused[one.Name] != "")
 	}
 	serves := map[string]map[string]network.ServedNetwork{}
 	for _, member := range w.Members {
@@ -99,7 +118,11 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 	}
 	for _, member := range w.Members {
 		for _, one := range nets {
-			if !goesOn(member, one.Name) && (refused[one.Name] != "" || !w.selects(one.Spec.NodeSelector, member.Name)) {
+			has := w.selects(one.Spec.NodeSelector, member.Name) && refused[one.Name] == ""
+			if goesOn[one.Name] {
+				has = slices.Contains(member.Spec.Networks, one.Name)
+			}
+			if !has {
 				continue
 			}
 			spec := specs[member.Name]
@@ -134,7 +157,7 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 		for _, had := range member.Spec.VTEPs {
 			served := serves[member.Name][had.Network]
 			owner, holder := endpointOf[had.Address], w.holders[had.Address]
-			if !slices.Contains(spec.Networks, had.Network) || named[had.Network].Spec.VNI == nil ||
+			if !slices.Contains(spec.Networks, had.Network) ||
 				served.Reason == network.Serving && refused[had.Network] == "" || served.Reason == network.NotConfigured || served.Reason == reasonVTEP ||
 				owner != "" && owner != member.Name || holder != "" && holder != "node "+member.Name {
 				continue
@@ -142,18 +165,18 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 			endpointOf[had.Address] = member.Name
 			spec.VTEPs = append(spec.VTEPs, had)
 			if served.Message != "" {
-				served.Message += ". Until then it goes on as it was"
+				served.Message += untilThen
 				serves[member.Name][had.Network] = served
 			}
 		}
 		slices.SortFunc(spec.VTEPs, func(a, b network.VTEP) int { return cmp.Compare(a.Network, b.Network) })
 	}
-	endpoints := w.planStations(p, specs, named, refused)
+	endpoints := w.planStations(p, specs, named, goesOn)
 	for _, one := range nets {
 		status := network.TaktNetworkStatus{ObservedGeneration: one.Generation, Carrier: one.Spec.Carrier(), Endpoints: endpoints[one.Name]}
 		if why := refused[one.Name]; why != "" {
-			if slices.ContainsFunc(w.Members, func(member *network.TaktNode) bool { return goesOn(member, one.Name) }) {
-				why += ". Until then what was there goes on as it was"
+			if goesOn[one.Name] {
+				why += untilThen
 			}
 			var changed []metav1.Condition
 			status.Nodes = "0/0"
@@ -165,9 +188,14 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 		}
 		served := w.served(one, serves, specs)
 		status.Nodes = served.count()
+		is := served.condition(network.Served, one.Generation)
+		if goesOn[one.Name] {
+			status.Nodes, is = "0/0", (&tally{}).condition(network.Served, one.Generation)
+			is.Message += untilThen
+		}
 		var changed []metav1.Condition
 		status.Conditions, changed = conditions(one.Status.Conditions, w.Now,
-			condition(network.Accepted, true, one.Generation, "Accepted", "goes together with the other networks"), served.condition(network.Served, one.Generation))
+			condition(network.Accepted, true, one.Generation, "Accepted", "goes together with the other networks"), is)
 		p.tell(one, changed)
 		p.Networks[one.Name] = status
 	}
@@ -249,18 +277,19 @@ func (w *World) absence(member *network.TaktNode) string {
 
 // planStations says of each node which of its endpoints are its own: their pods are there, and no address is another's.
 // Who has had an address keeps it (see keeps). It counts the endpoints of each network.
-func (w *World) planStations(p *Plan, specs map[string]*network.TaktNodeSpec, named map[string]*network.TaktNetwork, refused map[string]string) map[string]int32 {
+func (w *World) planStations(p *Plan, specs map[string]*network.TaktNodeSpec, named map[string]*network.TaktNetwork, goesOn map[string]bool) map[string]int32 {
 	count, holders := map[string]int32{}, map[string]string{}
 	for _, again := range []bool{true, false} {
 		for _, member := range w.Members {
-			had := map[string]bool{}
-			for _, station := range member.Spec.Stations {
-				had[station.Network+" "+station.MAC] = true
+			had := map[string]*network.Station{}
+			for at := range member.Spec.Stations {
+				station := &member.Spec.Stations[at]
+				had[station.Network+" "+station.MAC] = station
 			}
 			for _, endpoint := range member.Status.Endpoints {
 				before := had[endpoint.Network+" "+endpoint.MAC]
-				if before == again && (before || refused[endpoint.Network] == "") {
-					w.planStation(p, specs, named, member, &endpoint, again, holders, count)
+				if (before != nil) == again && (before != nil || !goesOn[endpoint.Network]) {
+					w.planStation(p, specs, named, member, &endpoint, before, holders, count)
 				}
 			}
 		}
@@ -315,20 +344,20 @@ func (w *World) keeps() map[string]string {
 	return kept
 }
 
-// planStation says whether others are told of an endpoint; had says that they have been.
+// planStation says whether others are told of an endpoint; had is what they have been told of it, or nil.
 func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, named map[string]*network.TaktNetwork,
-	member *network.TaktNode, endpoint *network.Endpoint, had bool, holders map[string]string, count map[string]int32,
+	member *network.TaktNode, endpoint *network.Endpoint, had *network.Station, holders map[string]string, count map[string]int32,
 ) {
 	pod := w.podOf(member, endpoint)
 	if pod == nil {
 		return
 	}
 	refuse := func(reason, format string, args ...any) {
-		p.Events = append(p.Events, Event{About: pod, Warning: true, Reason: reason, Message: fmt.Sprintf(format, args...)})
+		p.Events = append(p.Events, Event{About: pod, Warning: true, Once: true, Reason: reason, Message: fmt.Sprintf(format, args...)})
 	}
 	of := named[endpoint.Network]
 	if of == nil {
-		if had || len(w.Networks) > 0 {
+		if had != nil || len(w.Networks) > 0 {
 			refuse(reasonUnknown, "%s is attached to network %s, of which there is no TaktNetwork: no other node knows the pod. Create it, again if it was deleted, or correct takt-cni's configuration", endpoint.Interface, endpoint.Network)
 		}
 		return
@@ -378,7 +407,7 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, nam
 		})
 		if len(same) > 0 && !slices.ContainsFunc(same, func(key string) bool { return w.kept[key] != me }) {
 			// Its node and the others leave the station out.
-			p.Events = append(p.Events, Event{About: of, Warning: true, Reason: reasonConflict, Message: fmt.Sprintf("station %s is entered on no node: pod %s has %s, and keeps it: correct stations, or delete the pod",
+			p.Events = append(p.Events, Event{About: of, Warning: true, Once: true, Reason: reasonConflict, Message: fmt.Sprintf("station %s is entered on no node: pod %s has %s, and keeps it: correct stations, or delete the pod",
 				outside.MAC, me, strings.TrimPrefix(same[0], of.Name+" "))})
 			continue
 		}
@@ -397,16 +426,14 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, nam
 		holders[key] = me
 	}
 	count[of.Name]++
-	if of.Spec.VNI != nil {
-		for _, vtep := range specs[member.Name].VTEPs {
-			if vtep.Network == of.Name {
-				station.VTEP = vtep.Address
-			}
+	for _, vtep := range specs[member.Name].VTEPs {
+		if vtep.Network == of.Name {
+			station.VTEP = vtep.Address
 		}
-		if station.VTEP == "" {
-			// The node does not serve the network as it should: that is said of the network.
-			return
-		}
+	}
+	if of.Spec.VNI != nil && station.VTEP == "" && (had == nil || had.VTEP != "") {
+		// The node does not serve the network as it should: that is said of the network. One that was no VXLAN until now goes on.
+		return
 	}
 	if len(specs[member.Name].Stations) == mostStations {
 		refuse(reasonTooMany, "its node has %d interfaces in networks, of which others are told, and no other node knows this one: move pods to other nodes", mostStations)

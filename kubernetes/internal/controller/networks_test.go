@@ -121,6 +121,12 @@ func TestWhatATaktNodeHasNoRoomForIsLeftOut(t *testing.T) {
 	if got := len(p.Specs["node-1"].Networks); got != mostNetworks || !is(p.Networks["z-255"].Conditions, network.Accepted, false, "TooManyNetworks", "256") {
 		t.Errorf("%d networks, the last one is %+v", got, p.Networks["z-255"].Conditions)
 	}
+	// One that is refused after a change keeps its place.
+	w.next()
+	w.Networks[1].Spec.NodeSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Like"}}}
+	if p := w.next(); len(p.Specs["node-1"].Networks) != mostNetworks || !is(p.Networks["z-255"].Conditions, network.Accepted, false, "TooManyNetworks", "256") {
+		t.Errorf("%d networks", len(p.Specs["node-1"].Networks))
+	}
 }
 
 func TestWhatANodeSaysIsNotWrittenAsTheAPIServerWouldNotTakeIt(t *testing.T) {
@@ -239,8 +245,30 @@ func TestWhatANodeHasServedGoesOnWhileItsTaktNetworkSaysSomethingElse(t *testing
 		if vteps, stations := p.Specs["node-1"].VTEPs, p.stations("node-1"); len(vteps) != 1 || vteps[0].Address != "192.0.2.1" || len(stations) != 1 {
 			t.Errorf("%s: the tunnel ends at %+v, stations are %q", reason, vteps, stations)
 		}
-		if !is(p.Networks["tsn"].Conditions, network.Served, false, reason, "make them the same. Until then it goes on as it was") {
+		if !is(p.Networks["tsn"].Conditions, network.Served, false, reason, "make them the same. Until then what was there goes on as it was") {
 			t.Errorf("%s: said is %+v", reason, p.Networks["tsn"].Conditions)
+		}
+	}
+	// Also where it is no VXLAN any more by its object, and back.
+	id := int32(42)
+	tsn.Spec = network.TaktNetworkSpec{VLAN: &id}
+	here.Reason = network.Differs
+	for range 2 {
+		if p := w.next(); len(p.stations("node-1")) != 1 || p.Specs["node-1"].Stations[0].VTEP != "192.0.2.1" {
+			t.Errorf("stations are %+v", p.Specs["node-1"].Stations)
+		}
+	}
+	here.Reason = network.Serving
+	for range 2 {
+		if p := w.next(); len(p.stations("node-1")) != 1 || p.Specs["node-1"].Stations[0].VTEP != "" {
+			t.Errorf("stations are %+v", p.Specs["node-1"].Stations)
+		}
+	}
+	tsn.Spec = vxlan(42)
+	here.Reason = network.Differs
+	for range 2 {
+		if p := w.next(); len(p.stations("node-1")) != 1 || p.Specs["node-1"].Stations[0].VTEP != "" {
+			t.Errorf("stations are %+v", p.Specs["node-1"].Stations)
 		}
 	}
 	// Another node has the address by now.

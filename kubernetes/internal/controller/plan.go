@@ -42,8 +42,10 @@ type World struct {
 
 // Event is something to be told.
 type Event struct {
-	About           runtime.Object
-	Warning         bool
+	About   runtime.Object
+	Warning bool
+	// Once says that each round has it anew, and that it is told once.
+	Once            bool
 	Reason, Message string
 }
 

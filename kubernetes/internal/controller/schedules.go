@@ -77,6 +77,8 @@ func (w *World) planSchedules(p *Plan, specs map[string]*network.TaktNodeSpec) {
 			}
 		}
 	}
+	// One that selects no node any more gives way to those that do.
+	slices.SortStableFunc(rollouts, func(a, b *rollout) int { return cmp.Compare(min(len(b.selected), 1), min(len(a.selected), 1)) })
 	for _, r := range rollouts {
 		r.make(taken)
 		p.Schedules[r.of.Name] = r.status
@@ -103,7 +105,7 @@ func (r *rollout) make(taken map[string]*network.GateSchedule) {
 		kept := r.kept()
 		nodes = kept.count()
 		if kept.do > 0 {
-			message += fmt.Sprintf("; what ran before runs on, on %d nodes: delete the object to open the gates", kept.do)
+			message += kept.runsOn()
 		}
 	}
 	accepted := condition(network.Accepted, reason == "", r.of.Generation, cmp.Or(reason, "Accepted"), cmp.Or(message, "goes together with the other schedules"))
@@ -113,6 +115,9 @@ func (r *rollout) make(taken map[string]*network.GateSchedule) {
 	} else {
 		inForce = r.advance()
 		nodes = r.count()
+		if len(r.selected) == 0 {
+			nodes = r.kept().count()
+		}
 	}
 	r.status.Nodes = nodes
 	var changed []metav1.Condition
@@ -209,6 +214,11 @@ func (r *rollout) kept() *tally {
 	return t
 }
 
+// runsOn ends what is said of a schedule that is not in force any more, and is kept.
+func (t *tally) runsOn() string {
+	return fmt.Sprintf("; what ran before runs on, on %d nodes: delete the object to open the gates", t.do)
+}
+
 // before is what a node has had of this schedule that was committed; nil if nothing. Of one whose TaktNode was made anew, only the
 // others know that.
 func (r *rollout) before(name string) *network.Revision {
@@ -263,8 +273,14 @@ func (r *rollout) count() string {
 func (r *rollout) advance() metav1.Condition {
 	generation := r.of.Generation
 	if len(r.selected) == 0 {
-		r.status.State, r.status.Targets = "", nil
-		return condition(network.InForce, false, generation, "NoNodes", "no node with takt-node is selected: label nodes, or change nodeSelector or network")
+		r.keep()
+		message := "no node with takt-node is selected: label nodes, or change nodeSelector or network"
+		if kept := r.kept(); kept.do > 0 {
+			message += kept.runsOn()
+		} else {
+			r.status.State, r.status.Targets = "", nil
+		}
+		return condition(network.InForce, false, generation, "NoNodes", message)
 	}
 	fresh := r.status.State == "" || r.status.ObservedGeneration != generation ||
 		r.status.State == network.RolledBack && (!slices.Equal(r.status.Targets, r.selected) || r.spoken())

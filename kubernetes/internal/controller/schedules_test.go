@@ -364,6 +364,50 @@ func TestAScheduleThatIsNoLongerAcceptedSaysWhereItRunsOn(t *testing.T) {
 	}
 }
 
+// A letter wrong in a selector of nodes opens no gates and cuts no pod off.
+func TestWhatRunsGoesOnWhenASelectorSelectsNobodyAnyMore(t *testing.T) {
+	for _, kind := range []string{"network", "schedule"} {
+		w := worldOf("node-1", "node-2")
+		tsn := w.serve("tsn", 42)
+		w.run("talker", "node-1", time.Hour, "", "02:00:00:00:00:01", "10.50.0.1/16")
+		g := scheduleOf("line", 0, "")
+		g.Spec.NodeSelector = nil
+		if kind == "network" {
+			g.Spec.Network = "tsn"
+		}
+		w.Schedules = []*network.GateSchedule{g}
+		for range 4 {
+			w.next()
+		}
+		before := w.Members[0].Spec.Schedules[0]
+		typo := &metav1.LabelSelector{MatchLabels: map[string]string{"tsn": "yse"}}
+		if kind == "network" {
+			tsn.Spec.NodeSelector = typo
+		} else {
+			g.Spec.NodeSelector, g.Generation = typo, 2
+		}
+		for range 3 {
+			p := w.next()
+			if got := w.Members[0].Spec.Schedules; len(got) != 1 || got[0].BeginsNanoseconds != before.BeginsNanoseconds || !got[0].Committed {
+				t.Errorf("%s: node-1 is assigned %+v", kind, got)
+			}
+			if got := p.stations("node-1"); len(got) != 1 || p.Specs["node-1"].Stations[0].VTEP == "" {
+				t.Errorf("%s: node-1 has %q", kind, got)
+			}
+			if now := p.Schedules["line"]; now.Nodes != "2/2" || kind == "schedule" && !is(now.Conditions, network.InForce, false, "NoNodes", "what ran before runs on, on 2 nodes") {
+				t.Errorf("%s: it is %+v", kind, now)
+			}
+			if now := p.Networks["tsn"]; kind == "network" && !is(now.Conditions, network.Served, false, "NoNodes", "Until then what was there goes on as it was") {
+				t.Errorf("it is %+v", now)
+			}
+		}
+		tsn.Spec.NodeSelector = nil
+		if p := w.next(); !is(p.Networks["tsn"].Conditions, network.Served, true, "Serving", "2 nodes") {
+			t.Errorf("it is %+v", p.Networks["tsn"])
+		}
+	}
+}
+
 // What a node has said is old once its runtime is away.
 func TestAScheduleIsNotInForceWhereTheRuntimeIsAway(t *testing.T) {
 	w := worldOf("node-1", "node-2")

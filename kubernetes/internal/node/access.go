@@ -27,6 +27,9 @@ func (n *Node) allowed(ctx context.Context, sandbox *api.PodSandbox, attached []
 	if n.cluster == nil {
 		return nil
 	}
+	if _, is := n.served.Load(sandbox.GetId()); is {
+		return nil // what has changed since is for pods that start from then on
+	}
 	for _, name := range attached {
 		if err := n.cluster.allows(ctx, sandbox, name); err != nil {
 			return err

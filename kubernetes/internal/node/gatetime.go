@@ -115,6 +115,10 @@ func (g *gateTimes) load() error {
 	}
 	for _, c := range found {
 		g.held[c.Claim] = c
+		if code, sentence, is := strings.Cut(c.Withdrawn, ": "); is {
+			why := refuse(code, "%s", sentence)
+			g.withdrawn[c.Claim], g.lost[c.Claim], g.said[c.Claim] = true, why, denied(reasonGateRefused, why)
+		}
 	}
 	return err
 }
@@ -843,7 +847,13 @@ func (g *gateTimes) withdraw(ctx context.Context, all listeners, c *gateClaim, w
 	if err := g.leave(ctx, all, c, streams, g.elsewhere(all, c, streams, "")); err != nil {
 		return errors.Join(why, err)
 	}
-	is := denied(reasonGateRefused, why)
+	is, next := denied(reasonGateRefused, why), *c
+	// The next agent knows of it: it would declare them again for a pod that cannot have them.
+	next.Withdrawn = is.message
+	if err := g.n.records.writeGate(&next); err != nil {
+		return errors.Join(why, err)
+	}
+	g.hold(&next)
 	g.mu.Lock()
 	g.withdrawn[c.Claim] = true
 	delete(g.unused, c.Claim)
@@ -869,7 +879,7 @@ func (g *gateTimes) giveBack(ctx context.Context, all listeners, c *gateClaim, w
 // place has the claim's streams at a pod's interface. Call with g.turn held.
 func (g *gateTimes) place(ctx context.Context, all listeners, c *gateClaim, place string) error {
 	next := *c
-	next.Place = place
+	next.Place, next.Withdrawn = place, ""
 	if next.Place != c.Place {
 		// What takt-cni has given it is taken away only with the streams.
 		next.Granted = c.among(slices.Concat(all[place].GetClasses(), g.n.config.Network.Claimed))
@@ -877,7 +887,7 @@ func (g *gateTimes) place(ctx context.Context, all listeners, c *gateClaim, plac
 	if err := next.allowed(all[place], next.Granted); err != nil {
 		return err
 	}
-	if next.Place != c.Place {
+	if next.Place != c.Place || c.Withdrawn != "" {
 		if err := g.n.records.writeGate(&next); err != nil {
 			return err
 		}
@@ -943,6 +953,13 @@ func (g *gateTimes) passed(ctx context.Context, c *gateClaim, pod Pod) (*gateCla
 		return nil, refuse(codeShared, "claim %s/%s is not of pod %s/%s: gate time is one pod's, use a ResourceClaimTemplate", c.Namespace, c.Name, pod.Namespace, pod.Name)
 	}
 	fresh.Place, fresh.Granted = c.Place, c.Granted
+	for at := range fresh.Requests {
+		for _, had := range c.Requests {
+			if had.Name == fresh.Requests[at].Name {
+				fresh.Requests[at].Needs = had.Needs
+			}
+		}
+	}
 	return fresh, nil
 }
 

@@ -36,6 +36,8 @@ type gateClaim struct {
 	Place string `json:"place,omitempty"`
 	// Granted are the claimed classes that the listener there had: it has them back with its streams.
 	Granted []uint32 `json:"granted,omitempty"`
+	// Withdrawn is why its streams are not declared, with its code; empty: they are.
+	Withdrawn string `json:"withdrawn,omitempty"`
 }
 
 // gateRequest is one stream on a network. Name is the request's, that of its device the network's.

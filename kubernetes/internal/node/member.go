@@ -41,6 +41,10 @@ const (
 	tellPeers = 30 * time.Second
 )
 
+// writeStatus is how long the API server may take for the node's status. A step that waits for it longer takes back in time no
+// schedule that was not committed (objects.CommitMargin).
+const writeStatus = 2 * time.Second
+
 // noMAC stands for groups and unknown stations in taktd's tables.
 const noMAC = "00:00:00:00:00:00"
 
@@ -166,7 +170,9 @@ func (m *member) step(ctx context.Context) error {
 	if m.quiet(&self.Status, &now.Status, time.Now()) {
 		return done
 	}
-	if _, err := m.client.Nodes.UpdateStatus(ctx, now, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
+	bounded, cancel = context.WithTimeout(ctx, writeStatus)
+	defer cancel()
+	if _, err := m.client.Nodes.UpdateStatus(bounded, now, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
 		return errors.Join(done, fmt.Errorf("cannot write the status of the node: %w", err))
 	}
 	return done
@@ -202,6 +208,8 @@ func (m *member) self(ctx context.Context) (*network.TaktNode, error) {
 	if known := m.known(); known != nil {
 		return known, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, writeStatus)
+	defer cancel()
 	node, err := m.n.client.CoreV1().Nodes().Get(ctx, m.n.name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("cannot see the node: %w", err)

@@ -254,6 +254,7 @@ func (n *Node) connect(ctx context.Context, sandbox *api.PodSandbox, ctr *api.Co
 	if err := n.takeAtVeths(ctx, sandbox, wish, attached, true); err != nil {
 		return err
 	}
+	n.served.Store(sandbox.GetId(), true)
 	// The directory and not the socket: a taktd that starts again makes a new one.
 	adjustment.AddMount(&api.Mount{
 		Source: directory, Destination: containerSockets, Type: "bind", Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},

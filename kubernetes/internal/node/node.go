@@ -71,6 +71,8 @@ type Node struct {
 	denials  denials
 	// named are the sandboxes of pods that have the containers which their annotations name.
 	named sync.Map
+	// served are the sandboxes of pods that have, or had, a container with their sockets.
+	served sync.Map
 
 	// order wakes the one who publishes the cores in their new order.
 	order chan struct{}

@@ -94,6 +94,9 @@ func (p *nriPlugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, all
 	n.attended.reset(slices.DeleteFunc(slices.Clone(all), func(ctr *api.Container) bool { return !n.hasSockets(ctr) || len(marks(ctr)) > 0 }))
 	present := map[string]bool{}
 	for _, ctr := range all {
+		if n.hasSockets(ctr) {
+			n.served.Store(ctr.GetPodSandboxId(), true)
+		}
 		reserved := len(marks(ctr)) > 0
 		if reserved {
 			present[ctr.GetId()] = true
@@ -549,6 +552,7 @@ func (p *nriPlugin) RunPodSandbox(ctx context.Context, sandbox *api.PodSandbox) 
 // StopPodSandbox is told when a pod ends, and loses its interfaces.
 func (p *nriPlugin) StopPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
 	p.n.named.Delete(sandbox.GetId())
+	p.n.served.Delete(sandbox.GetId())
 	if p.n.veths != nil {
 		// The runtime does not wait for that: it ends with its device, too.
 		go p.n.veths.forget(sandbox.GetId())

@@ -30,9 +30,11 @@ type refused struct {
 	why   error
 }
 
+// add notes whose claim was refused. Of one that several pods share nobody knows which of them asks: what the others hold may be
+// all that they need.
 func (u *undoing) add(pods []Pod, claim *resourceapi.ResourceClaim, why error) {
-	for _, pod := range pods {
-		u.refused = append(u.refused, refused{pod, claim, why})
+	if len(pods) == 1 {
+		u.refused = append(u.refused, refused{pods[0], claim, why})
 	}
 }
 

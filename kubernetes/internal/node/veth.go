@@ -190,6 +190,11 @@ func (v *veths) forget(sandbox string) {
 	for _, one := range ending {
 		<-one.done
 	}
+	// Of an earlier agent, and of a pod none of whose containers ran since.
+	records, _ := filepath.Glob(filepath.Join(v.directory, sandbox+".*.lock"))
+	for _, record := range records {
+		v.adoptToEnd(context.Background(), strings.TrimSuffix(filepath.Base(record), ".lock"))
+	}
 }
 
 // close leaves the programs alone, and returns when nobody looks after them any more.
