@@ -45,6 +45,19 @@ func (e *events) have(parts ...string) bool {
 	})
 }
 
+// Each round has them anew, and an API server takes a few of an object alone.
+func TestWhatHoldsForLongIsToldOnce(t *testing.T) {
+	told := &events{}
+	c := &Controller{events: told, told: map[string]bool{}}
+	about := &network.TaktNetwork{ObjectMeta: metav1.ObjectMeta{Name: "tsn", UID: "tsn"}}
+	for range 3 {
+		c.tell([]Event{{About: about, Warning: true, Once: true, Reason: reasonConflict, Message: "station"}, {About: about, Reason: "Serving", Message: "2 nodes"}})
+	}
+	if len(told.all) != 4 {
+		t.Errorf("told %q", told.all)
+	}
+}
+
 // site is an API server with a controller, and nodes that do nothing by themselves: the test says what they say.
 type site struct {
 	t      *testing.T

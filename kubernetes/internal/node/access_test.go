@@ -83,6 +83,18 @@ func TestANetworkThatTheClusterDoesNotKnowIsNobodys(t *testing.T) {
 	if said := allows("others"); !strings.Contains(said, "knows nothing of") {
 		t.Errorf("a pod that is not attached: %q", said)
 	}
+	// A container that starts again is of a pod that has started.
+	n.cluster = m
+	office := &api.PodSandbox{Id: "office", Namespace: "office", Name: "office"}
+	n.served.Store("office", true)
+	tsn.Spec.Access[1].Classes = []int32{0}
+	if err := n.allowed(background, office, []string{"net1"}); err != nil || !slices.Equal(l.all[path("office")].GetClasses(), []uint32{0, 5}) {
+		t.Errorf("after a change its classes are %v: %v", l.all[path("office")].GetClasses(), err)
+	}
+	n.served.Delete("office")
+	if err := n.allowed(background, office, []string{"net1"}); err != nil || !slices.Equal(l.all[path("office")].GetClasses(), []uint32{0}) {
+		t.Errorf("the classes of a new pod are %v: %v", l.all[path("office")].GetClasses(), err)
+	}
 	// The last entry is taken away: that opens nothing either.
 	for spec, open := range map[string]bool{
 		`{"vni":42}`: true, `{"vni":42,"access":[]}`: false, `{"vni":42,"access":[{}]}`: true,

@@ -4,17 +4,23 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+	"github.com/takt-dev/takt/kubernetes/internal/objects"
 )
 
 // tables are a taktd with stations of networks by key, and peers with their keys by address.
@@ -124,6 +130,28 @@ func memberOf(t *testing.T, dir string, has *tables, nodes ...*network.TaktNode)
 		}
 	}
 	return m
+}
+
+// silent is a taktd that is not there.
+type silent struct{ adminv1.AdminClient }
+
+func (silent) GetStatus(context.Context, *adminv1.GetStatusRequest, ...grpc.CallOption) (*adminv1.GetStatusResponse, error) {
+	return nil, status.Error(codes.Unavailable, "nobody is there")
+}
+
+// What has to be taken back in time is seen to by the next look.
+func TestALookDoesNotWaitForAnAPIServerThatDoesNotAnswer(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	defer server.Close()
+	client, err := objects.New(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := memberOf(t, t.TempDir(), nil, &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
+	m.admin, m.client = silent{}, client
+	if err := m.step(background); err == nil || !strings.Contains(err.Error(), "cannot write the status of the node") {
+		t.Errorf("the look has ended by %v", err)
+	}
 }
 
 // withoutObjects has it know of no objects yet.

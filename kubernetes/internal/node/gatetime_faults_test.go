@@ -471,6 +471,10 @@ func TestAPodWithoutContainersHoldsNoPlaceForLong(t *testing.T) {
 		g.step()
 		g.at(idle, "")
 	}
+	// Nor does another agent hold it again.
+	g.restart()
+	g.step()
+	g.at(idle, "")
 	told := g.events.of("idle", reasonGateRefused)
 	if is := g.agent.gates.said[idle.UID]; len(told) != 1 || !strings.HasPrefix(told[0], codeUnused+": claim idle-gate: no container of the pod has been created for 2m0s: others may have its place meanwhile, and it is asked for again when one is created") || is.ready || is.reason != reasonGateRefused {
 		t.Errorf("told %q, said %+v", told, is)

@@ -799,6 +799,28 @@ func TestAPodHasCPUAndNetworkTimeTogetherOrNeither(t *testing.T) {
 	t.Log(outcomes)
 }
 
+// Of a claim that several pods share nobody knows which of them was refused.
+func TestARefusedClaimOfSeveralPodsTakesNothingFromThem(t *testing.T) {
+	g := newGated(t)
+	cpu := g.claimOf("first", 100_000, g.agent.offer.CPUs[0].ID)
+	if results, err := g.agent.PrepareResourceClaims(background, []*resourceapi.ResourceClaim{cpu}); err != nil || results[cpu.UID].Err != nil {
+		t.Fatal(err, results[cpu.UID].Err)
+	}
+	shared := g.gateClaimOf("first", "nowhere", frameOfPods)
+	shared.Status.Allocation.Devices.Config = nil
+	shared.Status.ReservedFor = append(shared.Status.ReservedFor, podReference("second"))
+	if _, err := g.prepareGate(shared); err == nil {
+		t.Fatal("a network that is not served is prepared")
+	}
+	if g.agent.claims[cpu.UID] == nil {
+		t.Error("the CPU time of one of them was given back")
+	}
+	shared.Status.ReservedFor = shared.Status.ReservedFor[:1]
+	if _, err := g.prepareGate(shared); err == nil || g.agent.claims[cpu.UID] != nil {
+		t.Errorf("refused: %v; of one pod alone, its CPU time was not given back", err)
+	}
+}
+
 // claimOf is a claim of a pod for so much of a CPU.
 func (g *gated) claimOf(pod string, ppm int64, cpu int) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{

@@ -37,6 +37,28 @@ func newNetworkSite(t *testing.T) *site {
 	return s
 }
 
+func TestAPodIsServedFromItsFirstContainerToItsEnd(t *testing.T) {
+	s := newNetworkSite(t)
+	s.known()
+	s.attach("talker", "eth0", "")
+	served := func() bool { _, is := s.agent.served.Load("talker"); return is }
+	pod, ctr := sensitivePod("talker")
+	if served() {
+		t.Error("before it has a container")
+	}
+	if _, err := s.createOf(pod, ctr); err != nil || !served() {
+		t.Errorf("created: %v, served: %v", err, served())
+	}
+	ctr.Mounts = []*api.Mount{{Source: filepath.Join(s.config.Network.Sockets, "talker"), Destination: containerSockets}}
+	s.runs(pod, ctr)
+	s.stop()
+	s.startAgent()
+	s.until("another agent knows it", served)
+	if err := (&nriPlugin{n: s.agent}).StopPodSandbox(background, pod); err != nil || served() {
+		t.Errorf("stopped: %v, served: %v", err, served())
+	}
+}
+
 func TestContainersOfAttachedPodsGetTheirRuntime(t *testing.T) {
 	s := newNetworkSite(t)
 	s.known()

@@ -310,6 +310,27 @@ func TestLaunchTimesAreTakenWhileTheAgentIsAway(t *testing.T) {
 	s.until("it runs as it is wanted now", func() bool { last := s.started(); return strings.HasSuffix(last[len(last)-1], "--required") })
 }
 
+// Its containers had all ended when the agent came, and none was created since.
+func TestThePodOfAnEarlierAgentIsForgottenWhenItEnds(t *testing.T) {
+	s := vethSite(t, "")
+	s.attach("waits", "eth0", "veth-waits")
+	pod, ctr := sensitivePod("waits")
+	if _, err := s.createOf(pod, ctr); err != nil {
+		t.Fatal(err)
+	}
+	ctr.State = api.ContainerState_CONTAINER_STOPPED
+	s.runs(pod, ctr)
+	s.stop()
+	s.startAgent()
+	if _, err := os.Stat(filepath.Join(s.agent.veths.directory, "waits.eth0.lock")); err != nil {
+		t.Fatalf("its record: %v", err)
+	}
+	s.agent.veths.forget("waits")
+	if left, _ := filepath.Glob(filepath.Join(s.agent.veths.directory, "waits.*")); len(left) > 0 || s.holder("waits", "eth0") != 0 {
+		t.Errorf("%q are left", left)
+	}
+}
+
 // What is to end is known before the container runtime goes on: pods that come then are not among those that it has told of.
 func TestAPodThatComesWhileOthersEndKeepsItsLaunchTimes(t *testing.T) {
 	s := vethSite(t, "")
