@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -141,7 +142,11 @@ func (silent) GetStatus(context.Context, *adminv1.GetStatusRequest, ...grpc.Call
 
 // What has to be taken back in time is seen to by the next look.
 func TestALookDoesNotWaitForAnAPIServerThatDoesNotAnswer(t *testing.T) {
-	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		// Before that it does not notice that nobody waits any more.
+		_, _ = io.Copy(io.Discard, r.Body)
+		<-r.Context().Done()
+	}))
 	defer server.Close()
 	client, err := objects.New(&rest.Config{Host: server.URL})
 	if err != nil {
