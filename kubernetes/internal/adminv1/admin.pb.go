@@ -5010,7 +5010,8 @@ type LinkSchedule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The datapath, such as "xdp".
 	Datapath string `protobuf:"bytes,1,opt,name=datapath,proto3" json:"datapath,omitempty"`
-	// The link's rate as it was told, bits per second; 0: none was, frames take no time.
+	// The link's rate as it was told with the schedule that runs, or will if none does, bits per second; 0: none was, frames
+	// take no time.
 	LinkRateBps uint64 `protobuf:"varint,2,opt,name=link_rate_bps,json=linkRateBps,proto3" json:"link_rate_bps,omitempty"`
 	// The schedule that runs; none: all gates are open.
 	Operational *GateSchedule `protobuf:"bytes,3,opt,name=operational,proto3" json:"operational,omitempty"`
@@ -5032,7 +5033,7 @@ type LinkSchedule struct {
 	ClockProblem string `protobuf:"bytes,11,opt,name=clock_problem,json=clockProblem,proto3" json:"clock_problem,omitempty"`
 	// How often it ceased to be.
 	ClockLosses uint64 `protobuf:"varint,12,opt,name=clock_losses,json=clockLosses,proto3" json:"clock_losses,omitempty"`
-	// The port inserts a VLAN tag.
+	// The port inserts a VLAN tag, by the same schedule.
 	Vlan bool `protobuf:"varint,13,opt,name=vlan,proto3" json:"vlan,omitempty"`
 	// The class whose gate frames of each priority 0 to 7 pass.
 	Priorities []uint32 `protobuf:"varint,14,rep,packed,name=priorities,proto3" json:"priorities,omitempty"`

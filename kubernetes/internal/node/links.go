@@ -152,14 +152,11 @@ func (m *member) scheduleAt(datapath string, base int64) string {
 
 // same says whether a link has what is asked for. noted is the digest of what was last installed.
 func same(link *adminv1.LinkSchedule, asked *adminv1.InstallScheduleRequest, noted string) bool {
-	if link.GetLinkRateBps() != asked.GetLinkRateBps() {
-		return false
-	}
 	if pending := link.GetPending(); pending != nil {
-		// Of what is to begin, taktd tells neither the tag nor the priorities.
+		// Of what is to begin, taktd tells neither the priorities nor, beside what runs, the rate and the tag.
 		return objects.Same(pending, asked) && noted == digest(asked)
 	}
-	return objects.Same(link.GetOperational(), asked) && link.GetVlan() == asked.GetVlan() && objects.SamePriorities(link, asked)
+	return objects.Same(link.GetOperational(), asked) && link.GetLinkRateBps() == asked.GetLinkRateBps() && link.GetVlan() == asked.GetVlan() && objects.SamePriorities(link, asked)
 }
 
 // digest tells requests from each other.

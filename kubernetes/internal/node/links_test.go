@@ -41,12 +41,15 @@ func (l *link) InstallSchedule(_ context.Context, request *adminv1.InstallSchedu
 		return nil, l.refuses
 	}
 	l.installed = append(l.installed, request)
-	l.has.LinkRateBps = request.GetLinkRateBps()
+	if l.has.Operational == nil {
+		l.has.LinkRateBps = request.GetLinkRateBps()
+	}
 	if begins := request.GetSchedule().GetBaseTimeNs(); begins > objects.TAI() || begins == l.pends {
 		l.has.Pending = request.GetSchedule()
 		return &adminv1.InstallScheduleResponse{BeginsNs: begins}, nil
 	}
-	l.has.Operational, l.has.Pending, l.has.Vlan, l.has.Priorities = request.GetSchedule(), nil, request.GetVlan(), request.GetClasses()
+	l.has.Operational, l.has.Pending, l.has.LinkRateBps = request.GetSchedule(), nil, request.GetLinkRateBps()
+	l.has.Vlan, l.has.Priorities = request.GetVlan(), request.GetClasses()
 	return &adminv1.InstallScheduleResponse{}, nil
 }
 
@@ -220,7 +223,10 @@ func TestTaktdGivesBackTheScheduleThatItWasGiven(t *testing.T) {
 	rich.Rate, rich.VLAN, rich.CycleTimeExtension, rich.InitialGates = 1_000_000_000, true, 1000, &gates
 	rich.MaxSDU, rich.Priorities = []network.MaxSDU{{Class: 5, Octets: 100}}, []int32{1, 0, 2, 3, 4, 5, 6, 7}
 	rich.Selection = []network.Selection{{Class: 7, Algorithm: "credit-based", IdleSlope: 1_000_000}, {Class: 3, Algorithm: "first-come"}, {Class: 1, Algorithm: "launch-time"}}
-	for _, revision := range []network.Revision{rich, revisionAt(2, objects.TAI()-4_000_000_000), revisionAt(3, objects.TAI()+3_600_000_000_000)} {
+	// Beside one that runs, without a rate.
+	coming := revisionAt(3, objects.TAI()+3_600_000_000_000)
+	coming.Rate = 1_000_000_000
+	for _, revision := range []network.Revision{rich, revisionAt(2, objects.TAI()-4_000_000_000), coming} {
 		asked, err := objects.Request("udp", &revision)
 		if err != nil {
 			t.Fatal(err)

@@ -12,7 +12,7 @@ use takt_session::unserved::Counts;
 use takt_time::TaiTime;
 use takt_wire::ethernet::MacAddress;
 
-use crate::config::{Carrier, Station};
+use crate::config::{Carrier, LinkSchedule, Station};
 use crate::counters::{
     ChannelReading, DepartureReading, LaneReading, NetworkReading, PortReading, SessionReading,
     StreamReading,
@@ -264,11 +264,11 @@ pub struct ListenerStatus {
 pub struct ScheduleStatus {
     /// The datapath.
     pub datapath: String,
-    /// The link's rate as it was told, bits per second; 0: none was.
+    /// The link's rate as it was told with the schedule that runs, or will if none does, bits per second; 0: none was.
     pub rate_bps: u64,
     /// Other datapaths of the node that send from the same address: their frames do not pass these gates.
     pub beside: Vec<String>,
-    /// The port inserts a VLAN tag.
+    /// The port inserts a VLAN tag, by the same schedule.
     pub vlan: bool,
     /// The class whose gate frames of each priority pass, by the operational schedule.
     pub priorities: ClassTable,
@@ -276,6 +276,8 @@ pub struct ScheduleStatus {
     pub operational: Option<Schedule>,
     /// The schedule that will run, and from when on.
     pub pending: Option<(Schedule, TaiTime)>,
+    /// The latest of these two, as asked for.
+    pub latest: Option<LinkSchedule>,
     /// The cycle in progress.
     pub cycle: Option<Cycle>,
     /// How many schedules have begun.

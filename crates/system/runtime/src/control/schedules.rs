@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use takt_clock::Unmet;
 use takt_datapath::DatapathKind;
-use takt_schedule::{ClassTable, GateList, GateMask, Gates, Link};
+use takt_schedule::{ClassTable, GateList, GateMask, Gates};
 use takt_time::{TaiTime, TrafficClass};
 
 use super::admission::StreamsMisfit;
@@ -22,7 +22,6 @@ use crate::status::ScheduleStatus;
 /// A datapath's schedule.
 pub(super) struct Installed {
     gates: Gates,
-    link: Link,
     /// As asked for: the operational one and the pending one.
     schedules: Vec<Request>,
     /// Why the clock is not what a schedule demands, and how often it ceased to be.
@@ -263,7 +262,6 @@ impl Control {
         let (kind, list) = self.validate(&asked, origin)?;
         self.admissions += 1;
         let (name, schedule) = (asked.datapath.as_str(), &asked.schedule);
-        let link = asked.link();
         let initial = schedule.initial_gates;
         let now = self.clock.now();
         // A schedule that is configured, or ran before a restart, runs in the cycle that it would be in, also where the
@@ -275,12 +273,10 @@ impl Control {
         };
         let installed = self.schedules.entry(kind).or_insert_with(|| Installed {
             gates: Gates::new(GateMask::ALL),
-            link,
             schedules: Vec::new(),
             unmet: None,
             losses: 0,
         });
-        installed.link = link;
         installed.gates.set_initial(initial, now);
         let begins = if at_once {
             installed.gates.resume(list.clone(), now);
@@ -294,7 +290,7 @@ impl Control {
                 .as_ref()
                 .is_some_and(|oper| Arc::ptr_eq(oper, &old.list))
         });
-        let classes = asked.classes;
+        let (link, classes) = (asked.link(), asked.classes);
         let selection = schedule.selection;
         tracing::info!(
             datapath = name,
@@ -416,18 +412,21 @@ impl Control {
             let asked = |list| Some(&installed?.request(list)?.asked);
             let find = |list| asked(list).map(|asked| asked.schedule.clone());
             let oper = gates.as_ref().and_then(|g| asked(g.oper.as_ref()?));
-            let rate = installed.and_then(|installed| installed.link.rate_bps);
+            // That of the one to come holds from its beginning on, or already where none runs.
+            let pending = gates.as_ref().and_then(|g| asked(&g.pending.as_ref()?.0));
+            let of_link = oper.or(pending);
             all.push(ScheduleStatus {
                 datapath: kind.to_string(),
-                rate_bps: rate.map_or(0, std::num::NonZero::get),
+                rate_bps: of_link.map_or(0, |asked| asked.rate_bps),
                 beside: beside.iter().map(ToString::to_string).collect(),
-                vlan: oper.is_some_and(|asked| asked.vlan),
+                vlan: of_link.is_some_and(|asked| asked.vlan),
                 priorities: oper.map_or_else(ClassTable::default, |asked| asked.classes),
                 operational: gates.as_ref().and_then(|g| find(g.oper.as_ref()?)),
                 pending: gates.as_ref().and_then(|g| {
                     let (list, begins) = g.pending.as_ref()?;
                     Some((find(list)?, (*begins)?))
                 }),
+                latest: pending.or(oper).cloned(),
                 cycle: gates.as_ref().and_then(|g| g.cycle),
                 changes: gates.as_ref().map_or(0, |g| g.config_changes),
                 late_changes: gates.as_ref().map_or(0, |g| g.config_change_errors),

@@ -95,7 +95,7 @@ impl Piece {
 /// The scheduler of a lane's port.
 pub struct Departures {
     scheduler: Port<Piece>,
-    /// What the schedule says of classes, and the one to come with the instant at which it begins.
+    /// What the schedule says of classes and of its link, and the one to come with the instant at which it begins.
     classes: Classes,
     next_classes: Option<(TaiTime, Classes)>,
     /// Classes of which the port keeps launch times, a bit each.
@@ -120,11 +120,24 @@ pub struct Departures {
     counters: Arc<DepartureCounters>,
 }
 
-/// What a schedule says of classes: that of each priority, and how each chooses among its frames.
-#[derive(Clone, Copy, Debug, Default)]
+/// What a schedule says of classes: that of each priority, and how each chooses among its frames; and of the link that its
+/// windows and slopes are meant for.
+#[derive(Clone, Copy, Debug)]
 struct Classes {
     table: ClassTable,
     selection: [Selection; TrafficClass::COUNT],
+    link: Link,
+}
+
+impl Default for Classes {
+    /// Those of a port without a schedule, where nobody has told how long frames take.
+    fn default() -> Self {
+        Self {
+            table: ClassTable::default(),
+            selection: Default::default(),
+            link: Link::ethernet(0),
+        }
+    }
 }
 
 /// A frame whose time has come, and that the port does not take: there is one at most.
@@ -167,13 +180,13 @@ pub enum End {
 /// What management wants of a port's gates.
 #[derive(Clone, Debug)]
 pub enum ScheduleChange {
-    /// This list, from the instant on that follows from `now`; the link takes frames at this rate.
+    /// This list, from the instant on that follows from `now`.
     Install {
         list: Arc<GateList>,
         initial: GateMask,
-        link: Link,
         now: TaiTime,
-        /// The class of each priority, and how each class chooses, from `begins` on.
+        /// How the link takes frames, the class of each priority, and how each class chooses, from `begins` on.
+        link: Link,
         classes: ClassTable,
         selection: Box<[Selection; TrafficClass::COUNT]>,
         begins: TaiTime,
@@ -188,7 +201,7 @@ impl Departures {
     /// `kept`: the port keeps some launch times itself.
     pub fn new(how: &config::Departure, kept: bool, counters: Arc<DepartureCounters>) -> Self {
         let config = PortConfig {
-            link: Link::ethernet(0),
+            link: Classes::default().link,
             lead_ns: LEAD_NS as u64,
             guard_ns: guard_ns(kept),
             // Every class gets another discipline below.
@@ -269,10 +282,14 @@ impl Departures {
                 let next = Classes {
                     table: classes,
                     selection: *selection,
+                    link,
                 };
                 self.next_classes = Some((begins, next));
-                self.scheduler.set_link(link);
-                self.shape();
+                if self.scheduler.gates().list(now).is_none() {
+                    // No other list says how long frames take, and none is to be on the wire when this one closes a gate.
+                    self.classes.link = link;
+                    self.shape();
+                }
                 // When it begins was told by the control thread, which has done the same.
                 let gates = self.scheduler.gates_mut();
                 gates.set_initial(initial, now);
@@ -287,14 +304,13 @@ impl Departures {
                 self.scheduled = false;
                 self.classes = Classes::default();
                 self.next_classes = None;
-                self.scheduler.set_link(Link::ethernet(0));
                 self.shape();
                 *self.scheduler.gates_mut() = Gates::new(GateMask::ALL);
             }
         }
     }
 
-    /// Takes over what a schedule that has begun says of classes.
+    /// Takes over what a schedule that has begun says of classes and of its link.
     #[inline]
     fn settle_classes(&mut self, now: TaiTime) {
         if let Some((begins, classes)) = self.next_classes
@@ -306,9 +322,10 @@ impl Departures {
         }
     }
 
-    /// Shapes the classes that are.
+    /// Shapes the classes that are, on the link that is.
     fn shape(&mut self) {
-        let link = *self.scheduler.link();
+        let link = self.classes.link;
+        self.scheduler.set_link(link);
         for (class, selection) in TrafficClass::all().zip(self.classes.selection) {
             self.scheduler.shape(class, selection.credit(&link));
         }
@@ -1013,6 +1030,83 @@ mod tests {
         assert_eq!(left(&mut departures, late), 0, "the gate is closed");
         assert_eq!(left(&mut departures, late - STEP), 0, "here too");
         assert_eq!(left(&mut departures, late - STEP + CYCLE / 2), 3);
+    }
+
+    #[test]
+    fn a_schedule_keeps_its_link_until_the_next_one_begins() {
+        const RATE: u64 = 1_000_000_000;
+        const SLOPE: u64 = 100_000_000;
+        const BEGINS: i64 = 1_000_000_000;
+        let at = TaiTime::from_nanos;
+        let mut departures = Departures::new(&config::Departure::default(), false, Arc::default());
+        // 20 µs in which the gate of 5 is open, of 1 ms.
+        let install = |link: Link, now: i64, begins: i64, selection| {
+            let schedule = takt_schedule::Schedule {
+                base_time: at(begins),
+                cycle_time_ns: 1_000_000,
+                entries: [(0xff, 20_000), (0xdf, 980_000)]
+                    .map(|(gates, time)| {
+                        takt_schedule::GateEntry::new(GateMask::from_bits(gates), time)
+                    })
+                    .to_vec(),
+                ..takt_schedule::Schedule::default()
+            };
+            ScheduleChange::Install {
+                list: Arc::new(GateList::new(&schedule).expect("a list")),
+                initial: GateMask::ALL,
+                link,
+                now: at(now),
+                classes: ClassTable::default(),
+                selection: Box::new(selection),
+                begins: at(begins),
+                at_once: false,
+            }
+        };
+        let five = TrafficClass::new(5).expect("a class");
+        // 12.3 µs at 1 Gbit/s: from 5 µs before the gate closes there is no time for them.
+        let opens = |departures: &Departures, now| departures.opens(five, 1514, at(now));
+        let mut shaped = [Selection::default(); TrafficClass::COUNT];
+        shaped[6] = Selection::CreditBased {
+            idle_slope_bps: SLOPE,
+            high_credit_bits: 0,
+        };
+        // Where none runs yet, none of what leaves before is on the wire when the first one closes gates.
+        departures.change(install(Link::ethernet(RATE), -10_000_000, 0, shaped));
+        assert_eq!(departures.scheduler.link(), &Link::ethernet(RATE));
+        departures.settle_classes(at(0));
+        assert_eq!(opens(&departures, 15_000), Some(at(1_000_000)));
+        // Another one is to come, whose link takes no time.
+        let other = [Selection::default(); TrafficClass::COUNT];
+        departures.change(install(Link::ethernet(0), 10_000, BEGINS, other));
+        assert_eq!(opens(&departures, 15_000), Some(at(1_000_000)));
+        // Also through the queues, with what the shaper makes of the rate.
+        departures.set_tenants(1);
+        let clock = Set::default();
+        let mut left = Vec::new();
+        let mut run = |departures: &mut Departures, now: i64| {
+            clock.0.store(now, std::sync::atomic::Ordering::Relaxed);
+            departures.run(&clock, &mut |leaving| {
+                let Leaving::Send(departure) = leaving else {
+                    panic!("a frame is dropped or waits");
+                };
+                let from = departure.start;
+                left.push((departure.item.handle.descriptor.class, from.as_nanos()));
+                Handed::Over { from, to: from }
+            });
+        };
+        for class in [5, 6, 6] {
+            let queued = departures.queue_frame(piece(0, class), 1514, at(15_000));
+            assert_eq!(queued, Ok(true));
+        }
+        let second = 15_000 + 1538 * 8 * 1_000_000_000 / SLOPE as i64;
+        for now in [15_000, second - 10_000, second, 1_000_000] {
+            run(&mut departures, now);
+        }
+        assert_eq!(left, [(6, 15_000), (6, second), (5, 1_000_000)]);
+        // When it has begun its own link holds.
+        departures.settle_classes(at(BEGINS));
+        let late = BEGINS + 15_000;
+        assert_eq!(opens(&departures, late), Some(at(late)));
     }
 
     #[test]

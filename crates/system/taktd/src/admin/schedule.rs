@@ -4,7 +4,7 @@ use takt_runtime::config::LinkSchedule;
 use takt_runtime::counters::DepartureReading;
 use takt_runtime::status::ScheduleStatus;
 use takt_schedule::check::Severity;
-use takt_schedule::{ClassTable, GateEntry, GateMask, Link, PortModel, Schedule, Selection};
+use takt_schedule::{ClassTable, GateEntry, GateMask, PortModel, Schedule, Selection};
 use takt_time::{TaiTime, TrafficClass};
 
 use super::proto;
@@ -179,14 +179,14 @@ pub fn absent(
 }
 
 /// What is wrong or doubtful in a schedule that a node has taken, but for classes that no priority has.
-fn warnings(schedule: &Schedule, link: Link, priorities: &ClassTable) -> Vec<String> {
+fn warnings(asked: &LinkSchedule) -> Vec<String> {
     let port = PortModel {
-        link,
+        link: asked.link(),
         ..PortModel::default()
     };
-    let findings = takt_schedule::check(schedule, &port, None).into_iter();
+    let findings = takt_schedule::check(&asked.schedule, &port, None).into_iter();
     let findings = findings.filter(|finding| finding.severity >= Severity::Warning);
-    let used = |class| priorities.numbers().contains(&class);
+    let used = |class| asked.classes.numbers().contains(&class);
     let findings = findings.filter(|finding| finding.class.is_none_or(used));
     findings.map(|finding| finding.to_string()).collect()
 }
@@ -194,13 +194,8 @@ fn warnings(schedule: &Schedule, link: Link, priorities: &ClassTable) -> Vec<Str
 impl From<ScheduleStatus> for proto::LinkSchedule {
     fn from(status: ScheduleStatus) -> Self {
         let pending = status.pending.as_ref();
-        let latest = pending.map(|(schedule, _)| schedule);
-        let latest = latest.or(status.operational.as_ref());
-        let link = Link::tagged(status.rate_bps, status.vlan);
         Self {
-            warnings: latest.map_or_else(Vec::new, |schedule| {
-                warnings(schedule, link, &status.priorities)
-            }),
+            warnings: status.latest.as_ref().map_or_else(Vec::new, warnings),
             datapath: status.datapath,
             link_rate_bps: status.rate_bps,
             operational: status.operational.as_ref().map(Into::into),

@@ -701,6 +701,7 @@ mod tests {
                 priorities: Default::default(),
                 operational: None,
                 pending: None,
+                latest: None,
                 cycle: None,
                 changes: 0,
                 late_changes: 0,
