@@ -14,7 +14,7 @@ use super::networks::StationError;
 use crate::config::{Carrier, NetworkConfig, Station};
 use crate::counters::{NetworkCounters, NetworkReading};
 use crate::lane::forward::Hop;
-use crate::lane::network::{NetworkTable, Place, Routed};
+use crate::lane::network::{NetworkTable, Place, Routed, Stations};
 use crate::policy::Policy;
 use crate::status::{NetworkStatus, RouteStatus, StationStatus};
 
@@ -75,6 +75,8 @@ pub(super) struct Network {
     problem: Option<String>,
     /// Per lane.
     counters: Vec<Arc<NetworkCounters>>,
+    /// What lanes have been told of its stations, the latest and as long as lanes have it: none of them has to free it.
+    published: Vec<Arc<Stations>>,
 }
 
 /// A destination behind this host as a router.
@@ -124,6 +126,7 @@ impl Network {
             interface: None,
             problem: None,
             counters: (0..lanes).map(|_| Arc::default()).collect(),
+            published: Vec::new(),
         }
     }
 
@@ -185,7 +188,23 @@ impl Network {
         self.stations.iter().chain(&self.followed)
     }
 
-    pub(super) fn table(&self, lane: usize) -> NetworkTable {
+    pub(super) fn carrier(&self) -> Carrier {
+        self.config.carrier
+    }
+
+    pub(super) fn counters(&self, lane: usize) -> Arc<NetworkCounters> {
+        self.counters[lane].clone()
+    }
+
+    /// Where its stations are, for lanes.
+    pub(super) fn publish(&mut self) -> Arc<Stations> {
+        let stations = Arc::new(Stations::new(self.table()));
+        self.published.retain(|old| Arc::strong_count(old) > 1);
+        self.published.push(stations.clone());
+        stations
+    }
+
+    fn table(&self) -> NetworkTable {
         let (mut stations, mut others) = (Vec::new(), Vec::new());
         let entered: HashSet<MacAddress> = self.stations.iter().map(|s| s.mac).collect();
         // Where an operator has entered a station, the kernel is not asked: a frame would go to both.
@@ -217,14 +236,12 @@ impl Network {
         stations.sort_unstable();
         stations.dedup();
         NetworkTable {
-            carrier: self.config.carrier,
             stations,
             others,
             ports: self.ports.clone(),
             homes: self.homes.iter().map(|(mac, port)| (*mac, *port)).collect(),
             siblings: self.siblings.clone(),
             routers: self.routers.clone(),
-            counters: self.counters[lane].clone(),
         }
     }
 
@@ -723,7 +740,7 @@ mod tests {
             station(0, 8),
             station(0, 9),
         ];
-        let table = network.table(0);
+        let table = network.table();
         let place = |mac, vtep| {
             let Station { mac, vtep, .. } = station(mac, vtep);
             (mac, Place::Tunnel(vtep.expect("an endpoint")))

@@ -98,22 +98,29 @@ impl Networks {
     }
 
     /// Where all stations are, for lanes that know nothing yet.
-    pub(super) fn all(&self) -> Commands {
+    pub(super) fn all(&mut self) -> Commands {
         let networks = 0..self.list.len();
         networks.flat_map(|at| self.table(at)).collect()
     }
 
     /// Where the stations of a network are.
-    fn table(&self, at: usize) -> Commands {
+    fn table(&mut self, at: usize) -> Commands {
+        let network = &mut self.list[at];
+        let stations = network.publish();
         let table = |lane| {
-            let table = self.list[at].table(lane);
-            (lane, Command::Network { network: at, table })
+            let table = Command::Network {
+                network: at,
+                carrier: network.carrier(),
+                stations: stations.clone(),
+                counters: network.counters(lane),
+            };
+            (lane, table)
         };
         (0..self.lanes).map(table).collect()
     }
 
     /// The ways to destinations behind this host, as far as they have changed; and the stations.
-    fn publish(&self, at: usize, changes: Published, commands: &mut Commands) {
+    fn publish(&mut self, at: usize, changes: Published, commands: &mut Commands) {
         if changes.stations {
             commands.extend(self.table(at));
         }

@@ -395,7 +395,8 @@ fn start(
             Err(source) => return Err(StartError::Schedule { datapath, source }),
         }
     }
-    control.command_all(control.networks.all());
+    let networks = control.networks.all();
+    control.command_all(networks);
     // One that cannot be opened is no reason to keep the others from their work.
     let mut failed = None;
     for listener in listeners {

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 
 use super::Lane;
+use super::destinations::Begun;
 use super::mailbox::{Command, Event, RemoteEndpoint};
 use super::remote::Remote;
 
@@ -27,12 +28,17 @@ impl Lane {
             if self.state.looks >= MOST_LOOKS {
                 break;
             }
-            let Ok(command) = self.commands.try_recv() else {
-                more = false;
-                break;
-            };
-            self.command(command);
-            self.mailbox.done.fetch_add(1, Ordering::Release); // Partner: `LaneHandle::done`.
+            if self.begun.is_none() {
+                let Ok(command) = self.commands.try_recv() else {
+                    more = false;
+                    break;
+                };
+                self.command(command);
+            }
+            self.go_on_with_networks(MOST_LOOKS);
+            if self.begun.is_none() {
+                self.mailbox.done.fetch_add(1, Ordering::Release); // Partner: `LaneHandle::done`.
+            }
         }
         self.state.count_again(MOST_LOOKS);
         let state = &self.state;
@@ -163,11 +169,15 @@ impl Lane {
                     self.state.progress(at, &sources);
                 }
             }
-            Command::Network { network, table } => self.network(network, &table),
+            Command::Network {
+                network,
+                carrier,
+                stations,
+                counters,
+            } => self.network(network, carrier, stations, counters),
             Command::ReconnectNetworks => {
-                for network in &mut self.state.networks {
-                    network.reconnect(&mut self.ports);
-                }
+                let (network, exit) = (0, 0);
+                self.begun = Some(Begun::Reconnect { network, exit });
             }
             Command::Route {
                 network,
@@ -175,7 +185,7 @@ impl Lane {
                 routed,
             } => {
                 if let Some(network) = self.state.networks.get_mut(network) {
-                    network.route(destination, routed, &mut self.ports);
+                    self.state.looks += network.route(destination, routed, &mut self.ports);
                 }
             }
             Command::Schedule { port, change } => {

@@ -474,6 +474,11 @@ impl Departures {
         self.scheduler.opens(class, octets as u32, now, hand_over)
     }
 
+    /// How many frames wait in its queues.
+    pub fn queued(&self) -> usize {
+        self.queued
+    }
+
     /// When there is something to do next; `None`: nothing is queued.
     #[inline]
     pub fn due(&self) -> Option<TaiTime> {

@@ -1,5 +1,8 @@
 //! How remote lanes and the stations of networks come and go in a lane's tables, and what is sent to whom.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use takt_datapath::PeerHandle;
 use takt_session::layout::Outcome;
 
@@ -8,8 +11,10 @@ use super::commands::MOST_LEFT;
 use super::departure::{Destination, Piece};
 use super::guard::Guard;
 use super::mailbox::RemoteEndpoint;
-use super::network::{Network, NetworkTable};
+use super::network::{Network, OF_EXIT, Stations, Update};
 use super::remote::Remote;
+use crate::config::Carrier;
+use crate::counters::NetworkCounters;
 use crate::ids::RemoteId;
 use crate::slots::{ChannelSlot, RemoteSlot};
 
@@ -27,6 +32,17 @@ pub(super) struct Ending {
     clean: bool,
     /// Since then.
     rounds: u32,
+}
+
+/// A command that may take more than a round.
+#[derive(Debug)]
+pub(super) enum Begun {
+    /// A network's new table: the exits of its places are found.
+    Table(Update),
+    /// It is taken over: these exits are of no use any more.
+    Gone { network: usize, exits: Vec<usize> },
+    /// Networks look for ways again, from this exit of this network on.
+    Reconnect { network: usize, exit: usize },
 }
 
 impl Lane {
@@ -211,23 +227,102 @@ impl Lane {
         }
     }
 
-    /// Takes a network's table. Networks come in the order of their numbers.
-    pub(super) fn network(&mut self, at: usize, table: &NetworkTable) {
+    /// Begins to take a network's table. Networks come in the order of their numbers.
+    pub(super) fn network(
+        &mut self,
+        at: usize,
+        carrier: Carrier,
+        stations: Arc<Stations>,
+        counters: Arc<NetworkCounters>,
+    ) {
         if at == self.state.networks.len() {
-            self.state.networks.push(Network::new(table));
+            self.state.networks.push(Network::new(carrier, counters));
         }
-        let Some(network) = self.state.networks.get_mut(at) else {
+        self.begun = Some(Begun::Table(Update::new(at, stations)));
+    }
+
+    /// Goes on with what a command has begun for networks, until so much was looked at in this round.
+    pub(super) fn go_on_with_networks(&mut self, most: usize) {
+        while let Some(begun) = self.begun.take() {
+            self.begun = match begun {
+                Begun::Table(mut update) => {
+                    let Some(network) = self.state.networks.get_mut(update.network) else {
+                        return;
+                    };
+                    let prepared = network.prepare(&mut update, &mut self.ports);
+                    if let Some(looks) = prepared {
+                        self.state.looks += looks;
+                        Some(Begun::Table(update))
+                    } else {
+                        let at = update.network;
+                        let (exits, looks) = network.take_over(update);
+                        self.state.looks += looks;
+                        self.withdraw_exits(at, &exits);
+                        Some(Begun::Gone { network: at, exits })
+                    }
+                }
+                Begun::Gone { network, mut exits } => {
+                    let most = most.saturating_sub(self.state.looks) / OF_EXIT + 1;
+                    let rest = exits.len().saturating_sub(most);
+                    let gone = exits.split_off(rest);
+                    self.remove_exits(network, &gone);
+                    (rest > 0).then_some(Begun::Gone { network, exits })
+                }
+                Begun::Reconnect { network, exit } => {
+                    let Some(of) = self.state.networks.get_mut(network) else {
+                        return;
+                    };
+                    let found = of.reconnect(exit, &mut self.ports);
+                    let (network, exit) = match found {
+                        Some((exit, _)) => (network, exit + 1),
+                        None => (network + 1, 0),
+                    };
+                    self.state.looks += found.map_or(1, |(_, looks)| looks);
+                    Some(Begun::Reconnect { network, exit })
+                }
+            };
+            if self.state.looks >= most {
+                return;
+            }
+        }
+    }
+
+    /// Takes frames out of the schedulers that would leave by exits of a network that nothing leads to any more.
+    fn withdraw_exits(&mut self, at: usize, exits: &[usize]) {
+        if exits.is_empty() {
+            return;
+        }
+        let gone: HashSet<usize> = exits.iter().copied().collect();
+        let departures = self.ports.iter().filter_map(|p| p.departures.as_ref());
+        self.state.looks += departures
+            .map(|departures| departures.queued())
+            .sum::<usize>();
+        self.withdraw(|piece| {
+            matches!(piece.destination, Destination::Network { network, exit } if network == at && gone.contains(&exit))
+        });
+    }
+
+    /// Takes exits out, and lets ports forget those that nobody else sends to.
+    fn remove_exits(&mut self, network: usize, exits: &[usize]) {
+        let state = &mut self.state;
+        let Some(of) = state.networks.get_mut(network) else {
             return;
         };
-        for exit in network.update(table, &mut self.ports) {
-            self.withdraw(|piece| {
-                matches!(piece.destination, Destination::Network { network, exit: of } if network == at && of == exit)
-            });
-            let handles = self.state.networks[at].remove(exit);
-            for (i, handle) in handles.into_iter().enumerate() {
-                if let Some(handle) = handle {
-                    self.disconnect(i, handle);
-                }
+        let handles: Vec<_> = exits.iter().map(|&exit| of.remove(exit)).collect();
+        state.looks += handles.len() * OF_EXIT;
+        for (i, port) in self.ports.iter_mut().enumerate() {
+            let own = handles.iter().filter_map(|exit| *exit.get(i)?);
+            let mut own = own.peekable();
+            if own.peek().is_none() {
+                continue;
+            }
+            let remotes = state.remotes.iter();
+            let of_remotes = remotes.filter_map(|(_, remote)| remote.via[i]);
+            let of_networks = state.networks.iter().flat_map(|network| network.handles(i));
+            let used: HashSet<PeerHandle> = of_remotes.chain(of_networks).collect();
+            state.looks += used.len();
+            for handle in own.filter(|handle| !used.contains(handle)) {
+                port.port.disconnect(handle);
             }
         }
     }

@@ -13,11 +13,12 @@ use takt_wire::channel::Protection;
 
 use super::departure::ScheduleChange;
 use super::guard::LaneKeys;
-use super::network::{self, NetworkTable, Owner};
+use super::network::{self, Owner, Stations};
 use super::remote::{Carrier, Standing};
 use super::session::LaneSession;
 use super::tap::Tap;
-use crate::counters::{ChannelCounters, Counter};
+use crate::config;
+use crate::counters::{ChannelCounters, Counter, NetworkCounters};
 use crate::ids::{RemoteId, SessionId};
 use crate::peering::message::SourceProgress;
 use crate::policing::Policer;
@@ -142,7 +143,12 @@ pub enum Command {
     /// Another schedule for a port.
     Schedule { port: usize, change: ScheduleChange },
     /// Where the stations of a network are, from now on.
-    Network { network: usize, table: NetworkTable },
+    Network {
+        network: usize,
+        carrier: config::Carrier,
+        stations: Arc<Stations>,
+        counters: Arc<NetworkCounters>,
+    },
     /// Datapaths have failed or work again: networks look for ways by them.
     ReconnectNetworks,
     /// The way to a destination behind this host as a router; none any more.

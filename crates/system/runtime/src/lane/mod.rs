@@ -57,7 +57,7 @@ use crate::ids::{RemoteId, SessionId};
 use crate::slots::{RemoteSlot, SessionSlot};
 use commands::MOST_LEFT;
 use departure::WakeMargin;
-use destinations::Ending;
+use destinations::{Begun, Ending};
 pub use guard::LaneKeys;
 use ingress::Recipient;
 use mailbox::Mailbox;
@@ -97,6 +97,8 @@ pub struct Lane {
     /// Those that are gone, and whose last messages are taken.
     ending: Vec<Ending>,
     commands: Receiver<Command>,
+    /// Of these the one that it goes on with before it takes another.
+    begun: Option<Begun>,
     mailbox: Arc<Mailbox>,
     events: EventSender,
     epoll: OwnedFd,
@@ -148,6 +150,7 @@ impl Lane {
             changing: VecDeque::new(),
             ending: Vec::new(),
             commands,
+            begun: None,
             mailbox,
             events,
             epoll,

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use slab::Slab;
 use takt_datapath::{ConnectError, PeerHandle, ReserveError};
 use takt_session::endpoint::is_source;
 use takt_session::layout::{Outcome, TxDescriptor};
@@ -30,6 +31,8 @@ use crate::counters::NetworkCounters;
 use crate::policing::{self, Flow};
 use crate::slots::{SessionSlot, SourceSlot};
 
+/// Looks that it counts as to find, or to forget, the way to a place by the lane's ports: that may be a system call each.
+pub(super) const OF_EXIT: usize = 256;
 /// Octets of a frame's two addresses.
 const ADDRESSES: usize = 12;
 /// ICMPv6 types of neighbour discovery (RFC 4861, section 4; RFC 4443 has the registry).
@@ -140,7 +143,7 @@ impl Owner {
 }
 
 /// Where frames leave by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// To a tunnel endpoint.
     Tunnel(IpAddr),
@@ -148,11 +151,10 @@ pub enum Place {
     Link(Option<u32>),
 }
 
-/// Where the stations of a network are: what the control thread tells.
-#[derive(Clone, Debug)]
+/// Where the stations of a network are: what the control thread knows.
+#[derive(Clone, Debug, Default)]
 pub struct NetworkTable {
-    pub carrier: Carrier,
-    /// Stations with where they are: behind tunnel endpoints, or on a bridge of this host.
+    /// Stations with where they are: behind tunnel endpoints, or on a bridge of this host. In order.
     pub stations: Vec<(MacAddress, Place)>,
     /// Where goes what is for groups and for unknown stations.
     pub others: Vec<Place>,
@@ -164,7 +166,65 @@ pub struct NetworkTable {
     pub siblings: Vec<MacAddress>,
     /// Addresses of this host as a router for its tenants.
     pub routers: Vec<MacAddress>,
-    pub counters: Arc<NetworkCounters>,
+}
+
+type ByMac<T> = HashMap<MacAddress, T, foldhash::fast::RandomState>;
+
+/// The same as lanes have it: the control thread makes it, once for all of them, so that what a lane has to do for it depends
+/// on how many places there are, and not on how many stations.
+#[derive(Debug, Default)]
+pub struct Stations {
+    /// Each once, by number.
+    places: Vec<Place>,
+    /// The numbers of the places of each station, one behind the other, and then of those that what is for groups goes to.
+    at: Vec<u32>,
+    /// By station, which of these are its.
+    of: ByMac<(u32, u32)>,
+    groups: (u32, u32),
+    /// Unknown stations are where groups are.
+    entered: bool,
+    /// By tenant, which port would lead back to it.
+    homes: ByMac<u32>,
+    siblings: Vec<MacAddress>,
+    /// Addresses of this host as a router; a few.
+    routers: Vec<MacAddress>,
+}
+
+impl Stations {
+    pub fn new(table: NetworkTable) -> Self {
+        let mut new = Self::default();
+        let mut numbers = HashMap::new();
+        let mut number = |place: Place| {
+            *numbers.entry(place).or_insert_with(|| {
+                new.places.push(place);
+                new.places.len() as u32 - 1
+            })
+        };
+        for of_one in table.stations.chunk_by(|(one, _), (other, _)| one == other) {
+            let from = new.at.len() as u32;
+            new.at
+                .extend(of_one.iter().map(|(_, place)| number(*place)));
+            new.of.insert(of_one[0].0, (from, new.at.len() as u32));
+        }
+        let from = new.at.len() as u32;
+        let ports = table.ports.iter().map(|port| Place::Link(Some(*port)));
+        let groups = table.others.iter().copied().chain(ports);
+        new.at.extend(groups.map(number));
+        new.groups = (from, new.at.len() as u32);
+        new.entered = !table.others.is_empty();
+        new.homes.extend(table.homes);
+        // Nobody, where they are: what leaves does not reach them.
+        let nowhere = table.siblings.iter().map(|mac| (*mac, (0, 0)));
+        new.of.extend(nowhere);
+        new.siblings = table.siblings;
+        new.routers = table.routers;
+        new
+    }
+
+    /// How many places there are.
+    pub fn places(&self) -> usize {
+        self.places.len()
+    }
 }
 
 /// The way to a destination behind this host as a router.
@@ -179,21 +239,62 @@ pub struct Routed {
 pub struct Network {
     carrier: Carrier,
     /// What frames are sent to: tunnel endpoints, or the link. In place as long as they are of use.
-    exits: Vec<Option<Exit>>,
-    stations: HashMap<MacAddress, Vec<usize>, foldhash::fast::RandomState>,
-    /// For unknown stations; nothing where none is entered for them.
-    others: Vec<usize>,
-    groups: Vec<usize>,
-    /// By tenant, which exit would lead back to it.
-    homes: HashMap<MacAddress, usize, foldhash::fast::RandomState>,
-    siblings: Vec<MacAddress>,
-    /// Addresses of this host as a router; a few.
-    routers: Vec<MacAddress>,
+    exits: Slab<Exit>,
+    by_place: HashMap<Place, usize, foldhash::fast::RandomState>,
+    stations: Arc<Stations>,
+    /// By the number of a place in `stations`, which exit.
+    via: Vec<usize>,
     /// By destination: which exit, and what is done to the frame.
     routes: HashMap<IpAddr, (usize, Hop), foldhash::fast::RandomState>,
     /// Changes with the table.
     generation: u32,
     counters: Arc<NetworkCounters>,
+}
+
+/// A table that is being taken over, over as many rounds as that takes.
+#[derive(Debug)]
+pub struct Update {
+    pub network: usize,
+    stations: Arc<Stations>,
+    /// By the number of a place, which exit: of so many it is known.
+    via: Vec<usize>,
+}
+
+impl Update {
+    pub fn new(network: usize, stations: Arc<Stations>) -> Self {
+        let via = Vec::with_capacity(stations.places());
+        Self {
+            network,
+            stations,
+            via,
+        }
+    }
+}
+
+/// Exits that what is for a station, or for a group, leaves by.
+#[derive(Clone, Copy)]
+enum Exits<'n> {
+    /// Those of places with these numbers.
+    Places {
+        numbers: &'n [u32],
+        via: &'n [usize],
+    },
+    /// That of a destination behind this host as a router, if it is known.
+    Route(Option<usize>),
+}
+
+impl Exits<'_> {
+    #[inline]
+    fn get(&self, at: usize) -> Option<usize> {
+        match self {
+            Self::Places { numbers, via } => via.get(*numbers.get(at)? as usize).copied(),
+            Self::Route(exit) => exit.filter(|_| at == 0),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = usize> {
+        (0..).map_while(|at| self.get(at))
+    }
 }
 
 /// A tunnel endpoint, or a link.
@@ -230,121 +331,108 @@ fn connect(place: Place, carrier: Carrier, port: &mut LanePort) -> Option<PeerHa
 }
 
 impl Network {
-    pub fn new(table: &NetworkTable) -> Self {
+    pub fn new(carrier: Carrier, counters: Arc<NetworkCounters>) -> Self {
         Self {
-            carrier: table.carrier,
-            exits: Vec::new(),
-            stations: HashMap::default(),
-            others: Vec::new(),
-            groups: Vec::new(),
-            homes: HashMap::default(),
-            siblings: Vec::new(),
-            routers: Vec::new(),
+            carrier,
+            exits: Slab::new(),
+            by_place: HashMap::default(),
+            stations: Arc::default(),
+            via: Vec::new(),
             routes: HashMap::default(),
             generation: 0,
-            counters: table.counters.clone(),
+            counters,
         }
     }
 
-    /// Takes a new table. Returns exits that are of no use any more.
-    pub fn update(&mut self, table: &NetworkTable, ports: &mut [LanePort]) -> Vec<usize> {
+    /// Finds the exit of one more place of a new table: what that has cost in looks; `None`: all are found.
+    pub fn prepare(&mut self, update: &mut Update, ports: &mut [LanePort]) -> Option<usize> {
+        let &place = update.stations.places.get(update.via.len())?;
+        let (exit, looks) = self.exit(place, ports);
+        update.via.push(exit);
+        Some(looks)
+    }
+
+    /// Takes over a table whose exits are all found. Returns those that are of no use any more, and what that has cost.
+    pub fn take_over(&mut self, update: Update) -> (Vec<usize>, usize) {
         self.generation = self.generation.wrapping_add(1);
-        self.stations.clear();
-        self.others.clear();
-        self.groups.clear();
-        self.homes.clear();
-        let mut used = vec![false; self.exits.len()];
-        let mut exit = |network: &mut Self, place: Place| {
-            let at = network.exit(place, ports);
-            used.resize(network.exits.len(), false);
-            used[at] = true;
-            at
-        };
-        for &(mac, place) in &table.stations {
-            let at = exit(self, place);
-            self.stations.entry(mac).or_default().push(at);
+        (self.stations, self.via) = (update.stations, update.via);
+        let mut used = vec![false; self.exits.capacity()];
+        let routes = self.routes.values().map(|(exit, _)| exit);
+        for &exit in self.via.iter().chain(routes) {
+            used[exit] = true;
         }
-        for &place in &table.others {
-            let at = exit(self, place);
-            self.groups.push(at);
-        }
-        let entered = !self.groups.is_empty();
-        for &port in &table.ports {
-            let at = exit(self, Place::Link(Some(port)));
-            self.groups.push(at);
-            let here = table.homes.iter().filter(|(_, home)| *home == port);
-            self.homes.extend(here.map(|(mac, _)| (*mac, at)));
-        }
-        if entered {
-            self.others.clone_from(&self.groups);
-        }
-        for &mac in &table.siblings {
-            self.stations.insert(mac, Vec::new());
-        }
-        self.siblings.clone_from(&table.siblings);
-        self.routers.clone_from(&table.routers);
-        for (exit, _) in self.routes.values() {
-            used[*exit] = true;
-        }
-        let gone = |(at, used): (usize, &bool)| (!used && self.exits[at].is_some()).then_some(at);
-        used.iter().enumerate().filter_map(gone).collect()
+        let exits = self.exits.iter().map(|(at, _)| at);
+        let gone = exits.filter(|&at| !used[at]).collect();
+        (gone, used.len() + self.routes.len())
     }
 
-    /// Enters or removes the way to a destination. Exits of no use any more go with the next table.
-    pub fn route(&mut self, destination: IpAddr, routed: Option<Routed>, ports: &mut [LanePort]) {
+    /// Enters or removes the way to a destination: what that has cost in looks. Exits of no use any more go with the next table.
+    pub fn route(
+        &mut self,
+        destination: IpAddr,
+        routed: Option<Routed>,
+        ports: &mut [LanePort],
+    ) -> usize {
         match routed {
             Some(Routed { place, hop }) => {
-                let exit = self.exit(place, ports);
+                let (exit, looks) = self.exit(place, ports);
                 self.routes.insert(destination, (exit, hop));
+                looks
             }
             None => {
                 self.routes.remove(&destination);
+                1
             }
         }
     }
 
-    /// Looks for a way again by ports that had none to an exit.
-    pub fn reconnect(&mut self, ports: &mut [LanePort]) {
-        for exit in self.exits.iter_mut().flatten() {
-            for (via, port) in exit.via.iter_mut().zip(&mut *ports) {
-                *via = via.or_else(|| connect(exit.place, self.carrier, port));
+    /// Looks for a way again by ports that had none to the first exit from this number on: which that was, and what it has cost
+    /// in looks.
+    pub fn reconnect(&mut self, from: usize, ports: &mut [LanePort]) -> Option<(usize, usize)> {
+        let at = (from..self.exits.capacity()).find(|at| self.exits.contains(*at))?;
+        let exit = &mut self.exits[at];
+        let mut looks = 1;
+        for (via, port) in exit.via.iter_mut().zip(ports) {
+            if via.is_none() && !port.trusted {
+                looks += OF_EXIT;
+                *via = connect(exit.place, self.carrier, port);
             }
         }
+        Some((at, looks))
     }
 
-    fn exit(&mut self, place: Place, ports: &mut [LanePort]) -> usize {
-        let known = |exit: &Option<Exit>| exit.as_ref().is_some_and(|e| e.place == place);
-        if let Some(at) = self.exits.iter().position(known) {
-            return at;
+    /// The exit for a place, and what it has cost to find it.
+    fn exit(&mut self, place: Place, ports: &mut [LanePort]) -> (usize, usize) {
+        if let Some(&at) = self.by_place.get(&place) {
+            return (at, 1);
         }
         let via = ports
             .iter_mut()
             .map(|port| connect(place, self.carrier, port));
-        let exit = Some(Exit {
-            place,
-            via: via.collect(),
-        });
-        match self.exits.iter().position(Option::is_none) {
-            Some(at) => {
-                self.exits[at] = exit;
-                at
-            }
-            None => {
-                self.exits.push(exit);
-                self.exits.len() - 1
-            }
-        }
+        let via = via.collect();
+        let at = self.exits.insert(Exit { place, via });
+        self.by_place.insert(place, at);
+        (at, OF_EXIT)
     }
 
     /// Takes an exit out that nothing waits for any more: its handles, by port.
     pub fn remove(&mut self, at: usize) -> Vec<Option<PeerHandle>> {
-        let exit = self.exits.get_mut(at).and_then(Option::take);
-        exit.map_or_else(Vec::new, |exit| exit.via)
+        let Some(exit) = self.exits.try_remove(at) else {
+            return Vec::new();
+        };
+        self.by_place.remove(&exit.place);
+        exit.via
+    }
+
+    /// The handles of a port by which exits are reached.
+    pub fn handles(&self, port: usize) -> impl Iterator<Item = PeerHandle> {
+        let exits = self.exits.iter();
+        exits.filter_map(move |(_, exit)| exit.via.get(port).copied().flatten())
     }
 
     /// The tunnel endpoint that an exit is, if it is one.
     pub fn tunnel(&self, exit: usize) -> Option<IpAddr> {
-        match self.exits.get(exit)?.as_ref()?.place {
+        match self.exits.get(exit)?.place {
             Place::Tunnel(address) => Some(address),
             Place::Link(_) => None,
         }
@@ -352,35 +440,47 @@ impl Network {
 
     /// Whether an exit is reached by this handle of a port.
     pub fn uses(&self, port: usize, handle: PeerHandle) -> bool {
-        let mut exits = self.exits.iter().flatten();
-        exits.any(|exit| exit.via.get(port) == Some(&Some(handle)))
+        self.handles(port).any(|other| other == handle)
     }
 
     /// Where a tenant's frame goes whose first octets these are; but for [`is_home`](Self::is_home).
     #[inline]
-    fn towards(&self, head: &[u8], owner: MacAddress) -> &[usize] {
+    fn towards(&self, head: &[u8], owner: MacAddress) -> Exits<'_> {
+        let stations = &*self.stations;
+        let places = |(from, to): (u32, u32)| Exits::Places {
+            numbers: stations.at.get(from as usize..to as usize).unwrap_or(&[]),
+            via: &self.via,
+        };
+        let nowhere = Exits::Route(None);
         let Some(&station) = head.first_chunk() else {
-            return &[];
+            return nowhere;
         };
         let station = MacAddress(station);
         if station.is_multicast() {
             // Not to a part of the group.
-            return match self.siblings.iter().all(|sibling| *sibling == owner) {
-                true => &self.groups,
-                false => &[],
+            return match stations.siblings.iter().all(|sibling| *sibling == owner) {
+                true => places(stations.groups),
+                false => nowhere,
             };
         }
-        if !self.routers.contains(&station) {
-            return self.stations.get(&station).unwrap_or(&self.others);
+        if stations.routers.contains(&station) {
+            let route = forward::destination(head).and_then(|address| self.routes.get(&address));
+            return Exits::Route(route.map(|(exit, _)| *exit));
         }
-        let route = forward::destination(head).and_then(|address| self.routes.get(&address));
-        route.map_or(&[], |(exit, _)| std::slice::from_ref(exit))
+        match stations.of.get(&station) {
+            Some(&own) => places(own),
+            None if stations.entered => places(stations.groups),
+            None => nowhere,
+        }
     }
 
     /// Whether an exit leads back to the tenant itself.
     #[inline]
     fn is_home(&self, owner: MacAddress, exit: usize) -> bool {
-        self.homes.get(&owner) == Some(&exit)
+        self.stations.homes.get(&owner).is_some_and(|port| {
+            let exit = self.exits.get(exit);
+            exit.is_some_and(|exit| exit.place == Place::Link(Some(*port)))
+        })
     }
 
     /// Octets on the wire that are not the tenant's frame.
@@ -416,7 +516,7 @@ impl Network {
         frame.read_into(0, inner).map_err(|_| Foreign::Malformed)?;
         owner.check(inner, priorities)?;
         let to = ethernet::Packet::new_checked(&*inner).map_err(|_| Foreign::Malformed)?;
-        if self.routers.contains(&to.destination()) {
+        if self.stations.routers.contains(&to.destination()) {
             // Looked up on the copy, which is what leaves, and as the route is now.
             let route = forward::destination(inner).and_then(|address| self.routes.get(&address));
             match route {
@@ -495,7 +595,7 @@ impl State {
         if progress.outcome == Outcome::NoSink {
             // First look at it.
             progress.generation = network.generation;
-            progress.outcome = if exits.iter().all(|exit| network.is_home(owner.mac, *exit)) {
+            progress.outcome = if exits.iter().all(|exit| network.is_home(owner.mac, exit)) {
                 network.counters.unknown.add(1);
                 Outcome::Unreachable
             } else {
@@ -508,7 +608,7 @@ impl State {
             }
             progress.generation = network.generation;
         }
-        while let Some(&to) = exits.get(progress.destinations.next as usize) {
+        while let Some(to) = exits.get(progress.destinations.next as usize) {
             if *left <= 0 {
                 return Sent::Unfinished(Step::More);
             }
@@ -517,7 +617,7 @@ impl State {
                 continue;
             }
             *left -= fair::FRAME + i64::from(descriptor.length);
-            let exit = network.exits.get(to).and_then(Option::as_ref);
+            let exit = network.exits.get(to);
             let found = exit.and_then(|exit| {
                 Some((exit, usable_port(&exit.via, &[], ports, progress.carrier)?))
             });
@@ -630,7 +730,7 @@ impl State {
         let owner = session.owner(piece.source).ok_or(gone)?;
         let network = self.networks.get(network).ok_or(gone)?;
         let to = exit;
-        let exit = network.exits.get(to).and_then(Option::as_ref).ok_or(gone)?;
+        let exit = network.exits.get(to).ok_or(gone)?;
         let frame = session.emitted(piece.descriptor.chunk, piece.descriptor.length);
         let descriptor = &piece.descriptor;
         let peer = exit.via.get(at).copied().flatten();
@@ -921,16 +1021,7 @@ mod tests {
                 true => Carrier::Vxlan { id, port: 4789 },
                 false => Carrier::Native { vlan },
             };
-            let network = Network::new(&NetworkTable {
-                carrier,
-                stations: Vec::new(),
-                others: Vec::new(),
-                ports: Vec::new(),
-                homes: Vec::new(),
-                siblings: Vec::new(),
-                routers: Vec::new(),
-                counters: Arc::default(),
-            });
+            let network = Network::new(carrier, Arc::default());
             let exit = Exit {
                 place: match tunnelled {
                     true => Place::Tunnel([10, 0, 0, 9].into()),

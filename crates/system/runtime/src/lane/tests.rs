@@ -31,7 +31,7 @@ use crate::policy::{Policy, Rates};
 use super::commands::MOST_LOOKS;
 use super::departure::{DEVICE_LEAD_NS, ScheduleChange};
 use super::destinations::OF_SUBSCRIPTION;
-use super::network::{NetworkTable, Owner, Place};
+use super::network::{NetworkTable, OF_EXIT, Owner, Place, Stations};
 use super::remote::Remote;
 use super::session::{LaneSession, SessionParts};
 use super::*;
@@ -584,22 +584,162 @@ fn a_datagram_for_a_sibling_lane_is_not_given_up_while_its_sender_is_in_the_mail
     assert_eq!(state.counters.read().rx_unknown_sender, 101);
 }
 
+/// A network with these stations.
+fn network_of(
+    network: usize,
+    carrier: crate::config::Carrier,
+    table: NetworkTable,
+    counters: &Arc<NetworkCounters>,
+) -> Command {
+    Command::Network {
+        network,
+        carrier,
+        stations: Arc::new(Stations::new(table)),
+        counters: counters.clone(),
+    }
+}
+
+fn vxlan(port: u16) -> crate::config::Carrier {
+    crate::config::Carrier::Vxlan {
+        id: takt_wire::vxlan::NetworkId::new(7).expect("a number"),
+        port,
+    }
+}
+
+#[test]
+fn a_network_with_very_many_tunnel_endpoints_is_taken_over_in_many_rounds() {
+    const STATIONS: u32 = 4096;
+    const ENDPOINTS: u32 = 1024;
+    // What a round may look at beyond what it is for.
+    const OF_ONE: usize = 2 * STATIONS as usize + OF_EXIT;
+    const LEAST: usize = ENDPOINTS as usize * OF_EXIT / MOST_LOOKS / 2;
+    let network = MemoryNetwork::new(MemoryNetworkConfig::default());
+    let port = LanePort::new(
+        MemoryNetwork::KIND,
+        open(&network, "192.0.2.1:1"),
+        false,
+        Arc::default(),
+        Some(&crate::config::Departure::default()),
+        false,
+    );
+    let mut scene = Scene::with(vec![port], Arc::new(SystemTai));
+    let counters = Arc::new(NetworkCounters::default());
+    let endpoint = |number: u32| Place::Tunnel(std::net::Ipv4Addr::from(10 << 24 | number).into());
+    // Each endpoint from the first one on has stations.
+    let table = |first: u32| {
+        let station = |number: u32| {
+            let [a, b, c, d] = number.to_be_bytes();
+            let endpoint = endpoint(first + number % (ENDPOINTS - first));
+            (MacAddress([2, 0, a, b, c, d]), endpoint)
+        };
+        NetworkTable {
+            stations: (0..STATIONS).map(station).collect(),
+            ..NetworkTable::default()
+        }
+    };
+    let send = |scene: &Scene, number: usize, table: NetworkTable| {
+        let command = network_of(number, vxlan(4789), table, &counters);
+        scene.handle.send(command);
+    };
+    let ways = |scene: &Scene| scene.lane.state.networks[0].handles(0).count();
+    send(&scene, 0, table(0));
+    scene.lane.poll();
+    assert!((1..ENDPOINTS as usize).contains(&ways(&scene)));
+    let mailbox = scene.lane.mailbox.clone();
+    assert!(!mailbox.has_done(mailbox.told()), "frames wait for it");
+    assert!(rounds_of_commands(&mut scene.lane, OF_ONE) >= LEAST);
+    assert!(mailbox.has_done(mailbox.told()));
+    assert_eq!(ways(&scene), ENDPOINTS as usize);
+    // As many as there are pods, and each costs as much as there are endpoints.
+    let looks = 64 * ENDPOINTS as usize;
+    for _ in 0..64 {
+        send(&scene, 0, table(0));
+    }
+    assert!(rounds_of_commands(&mut scene.lane, OF_ONE) >= looks / MOST_LOOKS);
+    // Another network uses some of the endpoints that go.
+    let used = [ENDPOINTS - 2, 0].map(|at| (MacAddress([2, 0, 0, 0, 0, 9]), endpoint(at)));
+    let other = NetworkTable {
+        stations: used.to_vec(),
+        ..NetworkTable::default()
+    };
+    send(&scene, 1, other);
+    scene.lane.poll();
+    let handles = |scene: &Scene, number: usize| -> Vec<PeerHandle> {
+        scene.lane.state.networks[number].handles(0).collect()
+    };
+    let (before, shared) = (handles(&scene, 0), handles(&scene, 1));
+    send(&scene, 0, table(ENDPOINTS - 2));
+    assert!(rounds_of_commands(&mut scene.lane, OF_ONE) >= LEAST);
+    let kept = handles(&scene, 0);
+    assert_eq!((kept.len(), shared.len()), (2, 2));
+    let port = scene.lane.ports[0].port.as_mut();
+    for handle in before {
+        let known = kept.contains(&handle) || shared.contains(&handle);
+        assert_eq!(port.max_payload(handle) > 0, known, "{handle:?}");
+    }
+    // Ways are looked for again a part at a time too, and only where there is none.
+    scene.handle.send(Command::ReconnectNetworks);
+    rounds_of_commands(&mut scene.lane, 0);
+    assert!(mailbox.has_done(mailbox.told()));
+}
+
+#[test]
+fn frames_for_endpoints_that_are_gone_are_taken_out_and_others_stay() {
+    let mut one = Timed::new(false, &[]);
+    let counters = Arc::new(NetworkCounters::default());
+    let ends = [3, 4, 5].map(|last| std::net::IpAddr::from([192, 0, 2, last]));
+    let mac = |last| MacAddress([2, 0, 0, 0, 0, last]);
+    let table = |ends: &[std::net::IpAddr]| {
+        let stations = ends.iter().zip(3..);
+        NetworkTable {
+            stations: stations
+                .map(|(end, last)| (mac(last), Place::Tunnel(*end)))
+                .collect(),
+            ..NetworkTable::default()
+        }
+    };
+    let scene = &mut one.scene;
+    (scene.handle).send(network_of(0, vxlan(1), table(&ends), &counters));
+    scene.lane.poll();
+    let piece = |exit: usize| super::departure::Piece {
+        // None that is there: what becomes of its frames is told nobody.
+        session: SessionSlot(7),
+        source: SourceSlot(0),
+        tenant: 0,
+        descriptor: TxDescriptor {
+            class: 5,
+            flags: FLAG_LAUNCH_TIME,
+            launch_time_ns: launch(0),
+            ..TxDescriptor::default()
+        },
+        declared: false,
+        again: true,
+        destination: super::departure::Destination::Network { network: 0, exit },
+    };
+    let departures = scene.lane.ports[0].departures.as_mut();
+    let departures = departures.expect("a scheduler");
+    for exit in [0, 1, 2, 2] {
+        let queued = departures.queue_frame(piece(exit), 64, TaiTime::from_nanos(0));
+        assert_eq!(queued, Ok(true));
+    }
+    (scene.handle).send(network_of(0, vxlan(1), table(&ends[..1]), &counters));
+    scene.lane.poll();
+    let departures = scene.lane.ports[0].departures.as_ref();
+    assert_eq!(departures.map(|departures| departures.queued()), Some(1));
+    assert_eq!(scene.lane.state.networks[0].handles(0).count(), 1);
+}
+
 #[test]
 fn a_frame_is_not_given_up_while_the_way_that_its_program_was_told_of_is_in_the_mailbox() {
     let mut scene = Scene::new();
     let mac = MacAddress([2, 0, 0, 0, 0, 1]);
     let counters = Arc::new(NetworkCounters::default());
     let table = |others| NetworkTable {
-        carrier: crate::config::Carrier::Native { vlan: None },
-        stations: Vec::new(),
         others,
-        ports: Vec::new(),
-        homes: Vec::new(),
-        siblings: Vec::new(),
-        routers: Vec::new(),
-        counters: counters.clone(),
+        ..NetworkTable::default()
     };
-    let network = |table| Command::Network { network: 0, table };
+    let carrier = crate::config::Carrier::Native { vlan: None };
+    let network = |table| network_of(0, carrier, table, &counters);
     scene.handle.send(network(table(Vec::new())));
     let owner = Owner {
         network: 0,
@@ -649,19 +789,12 @@ fn a_tag_makes_no_frame_one_of_a_class_whose_streams_are_declared() {
     let mac = MacAddress([2, 0, 0, 0, 0, 1]);
     let counters = Arc::new(NetworkCounters::default());
     let table = NetworkTable {
-        carrier: crate::config::Carrier::Vxlan {
-            id: takt_wire::vxlan::NetworkId::new(7).expect("a number"),
-            port: elsewhere.local().port(),
-        },
-        stations: Vec::new(),
         others: vec![Place::Tunnel(elsewhere.local().ip())],
-        ports: Vec::new(),
-        homes: Vec::new(),
-        siblings: Vec::new(),
-        routers: Vec::new(),
-        counters: counters.clone(),
+        ..NetworkTable::default()
     };
-    scene.handle.send(Command::Network { network: 0, table });
+    let carrier = vxlan(elsewhere.local().port());
+    let command = network_of(0, carrier, table, &counters);
+    scene.handle.send(command);
     let owner = Owner {
         network: 0,
         mac,
