@@ -4,7 +4,7 @@
 //! where frames of tenants leave by. The kernel answers under a lock of its own (`rtnl_lock`), which it holds for
 //! seconds while many network namespaces come and go: the control thread never waits for it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -105,9 +105,13 @@ pub(super) struct Host {
     /// The ways to tenants' own addresses.
     arrivals: HashMap<IpAddr, Destination>,
     pub(super) devices: Vec<Device>,
+    /// Their addresses.
+    macs: HashSet<MacAddress>,
     pub(super) forwarding: Forwarding,
     /// Set by the monitor of the kernel's tables, which then wakes the control thread.
     changed: Arc<AtomicBool>,
+    /// Set by answers to questions about ways, which then wake it too.
+    answered: Arc<AtomicBool>,
     wake: Arc<OwnedFd>,
 }
 
@@ -120,8 +124,10 @@ impl Host {
             next_hops: None,
             arrivals: HashMap::new(),
             devices: Vec::new(),
+            macs: HashSet::new(),
             forwarding: Forwarding::default(),
             changed: Arc::default(),
+            answered: Arc::default(),
             wake,
         }
     }
@@ -130,6 +136,22 @@ impl Host {
     pub(super) fn take_changed(&self) -> bool {
         // Pairs with the Release store of the monitor's notice.
         self.changed.swap(false, Ordering::Acquire)
+    }
+
+    /// Whether the kernel has answered questions about ways since this was last asked.
+    pub(super) fn take_answered(&self) -> bool {
+        // Pairs with the Release store of the notice.
+        self.answered.swap(false, Ordering::Acquire)
+    }
+
+    /// What an answer about a way does.
+    fn notice(&self) -> impl Fn() + Send + Sync + 'static {
+        let (answered, wake) = (self.answered.clone(), self.wake.clone());
+        move || {
+            // Pairs with the Acquire swap in `take_answered`.
+            answered.store(true, Ordering::Release);
+            tell(&wake);
+        }
     }
 
     /// The monitor of the host's tables, started when it is first needed.
@@ -194,12 +216,18 @@ impl Host {
         self.over = self.begun;
         Some(match seen {
             Ok((devices, forwarding)) => {
+                self.macs = devices.iter().filter_map(|device| device.mac).collect();
                 self.devices = devices;
                 self.forwarding = forwarding;
                 Ok(())
             }
             Err(error) => Err(error.to_string()),
         })
+    }
+
+    /// Whether a device has this address.
+    pub(super) fn has(&self, mac: MacAddress) -> bool {
+        self.macs.contains(&mac)
     }
 
     pub(super) fn device(&self, ifindex: u32) -> Option<&Device> {
@@ -225,9 +253,9 @@ impl Host {
     /// there is none. `None`: the kernel has been asked, and the control thread is woken by its answer.
     pub(super) fn arrival(&mut self, address: IpAddr) -> Option<Option<u32>> {
         if !self.arrivals.contains_key(&address) {
-            let wake = self.wake.clone();
+            let notice = self.notice();
             let next_hops = self.next_hops().ok();
-            let way = next_hops.and_then(|n| n.ask(address, None, 0, move || tell(&wake)).ok());
+            let way = next_hops.and_then(|n| n.ask(address, None, 0, notice).ok());
             let Some(way) = way else { return Some(None) };
             self.arrivals.insert(address, way);
         }
@@ -248,9 +276,9 @@ impl Host {
         source: IpAddr,
         arrival: u32,
     ) -> Result<Destination, StackError> {
-        let wake = self.wake.clone();
+        let notice = self.notice();
         self.next_hops()?
-            .ask_forwarded(destination, source, arrival, move || tell(&wake))
+            .ask_forwarded(destination, source, arrival, notice)
     }
 }
 

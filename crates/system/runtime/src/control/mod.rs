@@ -24,6 +24,7 @@ mod moves;
 mod network;
 mod networks;
 mod quality;
+mod questions;
 mod reaper;
 mod rings;
 mod routes;

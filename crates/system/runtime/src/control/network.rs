@@ -49,6 +49,9 @@ pub(super) struct Network {
     stations: Vec<Station>,
     /// Read from the kernel's device.
     followed: Vec<Station>,
+    /// Of all these stations: which one has an address, and which tunnel endpoint one is behind.
+    by_address: HashMap<IpAddr, MacAddress>,
+    by_mac: HashMap<MacAddress, Option<IpAddr>>,
     /// What that device knows beyond.
     left_out: u64,
     /// On bridges of this host.
@@ -109,10 +112,12 @@ pub(super) enum Forwarded {
 
 impl Network {
     pub(super) fn new(config: NetworkConfig, lanes: usize) -> Self {
-        Self {
+        let mut new = Self {
             stations: config.stations.clone(),
             config,
             followed: Vec::new(),
+            by_address: HashMap::new(),
+            by_mac: HashMap::new(),
             left_out: 0,
             local_left_out: 0,
             local: BTreeMap::new(),
@@ -127,6 +132,20 @@ impl Network {
             problem: None,
             counters: (0..lanes).map(|_| Arc::default()).collect(),
             published: Vec::new(),
+        };
+        new.index();
+        new
+    }
+
+    /// Stations have come or gone. Those that were entered go before those that were read.
+    fn index(&mut self) {
+        self.by_address.clear();
+        self.by_mac.clear();
+        for station in self.stations.iter().chain(&self.followed) {
+            self.by_mac.entry(station.mac).or_insert(station.vtep);
+            for address in &station.addresses {
+                self.by_address.entry(*address).or_insert(station.mac);
+            }
         }
     }
 
@@ -173,6 +192,7 @@ impl Network {
             None if self.stations.len() >= MOST_STATIONS => return Err(StationError::Full),
             None => self.stations.push(station),
         }
+        self.index();
         Ok(())
     }
 
@@ -181,11 +201,8 @@ impl Network {
         let before = self.stations.len();
         let other = |s: &Station| s.mac != mac || (vtep.is_some() && s.vtep != vtep);
         self.stations.retain(other);
+        self.index();
         self.stations.len() < before
-    }
-
-    fn all(&self) -> impl Iterator<Item = &Station> {
-        self.stations.iter().chain(&self.followed)
     }
 
     pub(super) fn carrier(&self) -> Carrier {
@@ -253,10 +270,7 @@ impl Network {
         address: IpAddr,
         known: Option<MacAddress>,
     ) -> Option<MacAddress> {
-        let told = self
-            .all()
-            .find(|station| station.addresses.contains(&address))
-            .map(|station| station.mac);
+        let told = self.by_address.get(&address).copied();
         told.or(known)
             .filter(|mac| told.is_some() || self.reaches(tenant, *mac))
             .filter(|mac| !self.siblings.contains(mac))
@@ -265,7 +279,7 @@ impl Network {
     /// Whether a tenant's frame for a station, or for all of a group, goes anywhere.
     fn reaches(&self, tenant: MacAddress, mac: MacAddress) -> bool {
         let native = matches!(self.config.carrier, Carrier::Native { .. });
-        let entered = || self.all().any(|station| station.mac == MacAddress::ZERO);
+        let entered = || self.by_mac.contains_key(&MacAddress::ZERO);
         if mac.is_multicast() {
             // To a part of the group is not to the group.
             let beside = self.siblings.iter().any(|sibling| *sibling != tenant);
@@ -273,17 +287,12 @@ impl Network {
             let neighbours = || self.ports.iter().any(|port| Some(port) != home);
             return !beside && (native || entered() || neighbours());
         }
-        native
-            || self.local.contains_key(&mac)
-            || self.all().any(|station| station.mac == mac)
-            || entered()
+        native || self.local.contains_key(&mac) || self.by_mac.contains_key(&mac) || entered()
     }
 
     /// The tunnel endpoint that a station is behind.
     fn endpoint_of(&self, mac: MacAddress) -> Option<IpAddr> {
-        self.all()
-            .find(|station| station.mac == mac)
-            .and_then(|station| station.vtep)
+        self.by_mac.get(&mac).copied().flatten()
     }
 
     /// Takes over what the host's tables say now. `endpoints`: addresses of tenants of this network. True if
@@ -378,6 +387,9 @@ impl Network {
         let followed: Vec<Station> = followed.into_iter().map(station).collect();
         let changed = followed != self.followed;
         self.followed = followed;
+        if changed {
+            self.index();
+        }
         changed
     }
 

@@ -11,8 +11,10 @@ use takt_wire::ethernet::{EtherType, MacAddress};
 use super::host::Host;
 use super::listener::Listener;
 use super::network::{Forwarded, MOST_STATIONS, Network, Published};
+use super::questions::{ANSWER_WITHIN, Question, Questions};
 use super::routes::Commands;
-use super::{Control, FOLLOW_EVERY, FOLLOW_SOONEST, RuntimeHandle, Stopped};
+use super::session::Session;
+use super::{Control, FOLLOW_EVERY, FOLLOW_SOONEST, RuntimeHandle, SERVE_FOR, Stopped};
 use crate::config::{NetworkConfig, Station};
 use crate::ids::SessionId;
 use crate::lane::Command;
@@ -22,22 +24,6 @@ use crate::status::NetworkStatus;
 
 /// How long the first look at the host's tables may keep a node from being ready.
 const FIRST_WITHIN: Duration = Duration::from_secs(1);
-/// Questions of a session that wait for the kernel.
-const MOST_QUESTIONS: usize = 8;
-/// How long they wait: then what is known is the answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-
-/// A tenant's question which station its frames are for, see [`Control::resolve`].
-pub(super) struct Question {
-    session: SessionId,
-    request: u32,
-    destination: IpAddr,
-    next_hop: IpAddr,
-    known: Option<[u8; 6]>,
-    /// The look at the host's tables that it waits for.
-    look: Option<u64>,
-    until: Duration,
-}
 
 /// What is known of an answer.
 enum Resolution {
@@ -79,7 +65,7 @@ pub(super) struct Networks {
     host: Host,
     next_look: Duration,
     /// Questions of tenants that wait for the kernel.
-    questions: Vec<Question>,
+    questions: Questions,
     /// Questions about ways that tenants have asked.
     asked: u64,
 }
@@ -92,7 +78,7 @@ impl Networks {
             lanes,
             host,
             next_look: Duration::ZERO,
-            questions: Vec::new(),
+            questions: Questions::default(),
             asked: 0,
         }
     }
@@ -161,9 +147,8 @@ impl Networks {
 
     /// When something is to be done next.
     fn due(&self) -> Option<Duration> {
-        let questions = self.questions.iter().map(|question| question.until);
         let look = (!self.list.is_empty()).then_some(self.next_look);
-        questions.chain(look).min()
+        self.questions.due().into_iter().chain(look).min()
     }
 
     /// Takes over what the kernel has answered. `endpoints`: those of tenants.
@@ -172,7 +157,14 @@ impl Networks {
         within: Duration,
         endpoints: impl FnOnce() -> Vec<Endpoint>,
     ) -> Commands {
-        match self.host.take_seen(within) {
+        let seen = self.host.take_seen(within);
+        if seen.is_some() || self.host.take_answered() {
+            self.questions.reconsider();
+        }
+        if seen.is_some() && self.questions.want_a_look(self.host.looks()) {
+            self.look_soon();
+        }
+        match seen {
             Some(Ok(())) => self.follow(&endpoints()),
             Some(Err(error)) => {
                 self.say_unreadable(&error);
@@ -180,6 +172,11 @@ impl Networks {
             }
             None => Commands::new(),
         }
+    }
+
+    /// The next question that may be answered now.
+    fn next_question(&mut self, now: Duration) -> Option<(u64, Question)> {
+        self.questions.take(self.host.looks(), now)
     }
 
     fn say_unreadable(&mut self, error: &str) {
@@ -259,22 +256,6 @@ impl Networks {
         Ok((endpoint.clone(), owner))
     }
 
-    /// A question waits for the kernel.
-    fn keep(&mut self, question: Question) -> Result<(), Failure> {
-        let others = self.questions.iter();
-        let waiting = others.filter(|other| other.session == question.session);
-        if waiting.count() >= MOST_QUESTIONS {
-            return Err(Failure::new(
-                ErrorCode::Limit,
-                format!(
-                    "{MOST_QUESTIONS} questions of this session wait for the kernel, its limit: ask again when they are answered"
-                ),
-            ));
-        }
-        self.questions.push(question);
-        Ok(())
-    }
-
     /// Answers a tenant's question, as far as that is known. `owner`: whose an address is in a network, among this node's tenants.
     fn consider(
         &mut self,
@@ -296,7 +277,7 @@ impl Networks {
         };
         if let Some(mac) = known
             && self.list[at].resolve(tenant, next_hop, None).is_none()
-            && self.host.devices.iter().any(|d| d.mac == Some(mac))
+            && self.host.has(mac)
         {
             // This host is asked to forward. What is for itself is its kernel's.
             if destination == next_hop {
@@ -437,6 +418,7 @@ impl Control {
         known: Option<[u8; 6]>,
     ) -> Result<Option<Reply>, Failure> {
         let mut question = Question {
+            tenant: self.sessions.get(&session).map_or(0, |s| s.tenant),
             session,
             request,
             destination,
@@ -448,32 +430,39 @@ impl Control {
         match self.consider(&mut question)? {
             Resolution::Known(found) => Ok(Some(Reply::Resolved(found))),
             Resolution::Later => {
-                self.networks.keep(question)?;
+                self.networks.questions.keep(question)?;
                 self.await_networks();
                 Ok(None)
             }
         }
     }
 
-    /// Answers the questions that the kernel has told enough for, and those that have waited for too long.
+    /// Answers the questions that the kernel has told enough for, and those that have waited for too long: for a while, the others
+    /// in later turns.
     fn answer_questions(&mut self) {
-        for mut question in std::mem::take(&mut self.networks.questions) {
+        let until = self.now() + SERVE_FOR;
+        while let Some((number, mut question)) = self.networks.next_question(self.now()) {
             let (id, request) = (question.session, question.request);
-            match self.sessions.get(&id) {
-                Some(session) if session.goes_on() => {}
-                _ => continue,
-            }
-            let reply = match self.consider(&mut question) {
-                Ok(Resolution::Later) => {
-                    self.networks.questions.push(question);
-                    continue;
+            if self.sessions.get(&id).is_some_and(Session::goes_on) {
+                let reply = match self.consider(&mut question) {
+                    Ok(Resolution::Later) => {
+                        self.networks.questions.put_back(number, question);
+                        None
+                    }
+                    Ok(Resolution::Known(found)) => Some(Reply::Resolved(found)),
+                    Err(failure) => Some(Reply::Failed(failure)),
+                };
+                let told = reply.map_or(Ok(()), |reply| self.reply(id, request, reply, &[]));
+                if let Err(failure) = told {
+                    self.end_session(id, Some(failure));
                 }
-                Ok(Resolution::Known(found)) => Reply::Resolved(found),
-                Err(failure) => Reply::Failed(failure),
-            };
-            if let Err(failure) = self.reply(id, request, reply, &[]) {
-                self.end_session(id, Some(failure));
             }
+            if self.now() >= until {
+                break;
+            }
+        }
+        if self.networks.questions.are_behind() {
+            self.look_again();
         }
     }
 
