@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
-use takt_runtime::control::{Stopped, Unresponsive};
+use takt_runtime::control::{RuntimeHandle, Stopped, Unresponsive};
 use takt_session::place;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 use crate::admin::SocketError;
@@ -217,7 +217,7 @@ async fn serve(
     greet(&node, &socket);
     tell(&[NotifyState::Ready, NotifyState::Status("ready")]);
 
-    let ended = tokio::spawn(heartbeat(node.clone()));
+    let ended = begin_heartbeat(node.handle().clone())?;
     let outcome = tokio::select! {
         _ = ended => Err(DaemonError::ControlEnded),
         outcome = attend(&node, &mut signals) => outcome,
@@ -260,23 +260,34 @@ async fn attend(node: &Arc<Node>, signals: &mut Signals) -> Result<(), DaemonErr
     }
 }
 
-/// Asks the control thread and the lanes again and again. Tells systemd's watchdog as long as all of them answer;
-/// ends when there is no control thread any more.
-async fn heartbeat(node: Arc<Node>) {
+/// Begins to ask the control thread and the lanes whether they are at work, in a thread of its own, which waits for no other
+/// caller of theirs: the receiver is told when there is no control thread any more.
+fn begin_heartbeat(handle: RuntimeHandle) -> std::io::Result<oneshot::Receiver<()>> {
+    let (alive, ended) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("taktd-heartbeat".into())
+        .spawn(move || {
+            heartbeat(&handle);
+            drop(alive);
+        })?;
+    Ok(ended)
+}
+
+/// Asks them again and again. Tells systemd's watchdog as long as all of them answer; ends when there is no control thread any
+/// more.
+fn heartbeat(handle: &RuntimeHandle) {
     let watchdog = sd_notify::watchdog_enabled();
     // An answer may take as long again.
     let every = watchdog.map_or(HEARTBEAT, |every| every / 3);
-    let mut beats = tokio::time::interval(every);
-    beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        beats.tick().await;
-        let handle = node.handle().clone();
-        match blocking(move || handle.heartbeat(every)).await {
-            Ok(Ok(())) if watchdog.is_some() => tell(&[NotifyState::Watchdog]),
-            Ok(Ok(())) => {}
-            Ok(Err(Unresponsive::Stopped(_))) | Err(_) => return,
-            Ok(Err(silent)) => tracing::error!(reason = %silent, "the runtime hangs"),
+        let began = Instant::now();
+        match handle.heartbeat(every) {
+            Ok(()) if watchdog.is_some() => tell(&[NotifyState::Watchdog]),
+            Ok(()) => {}
+            Err(Unresponsive::Stopped(_)) => return,
+            Err(silent) => tracing::error!(reason = %silent, "the runtime hangs"),
         }
+        std::thread::sleep(every.saturating_sub(began.elapsed()));
     }
 }
 
