@@ -274,15 +274,18 @@ mod tests {
         let mut idle = IdleStrategy::new(Idle::Adaptive {
             spin: Duration::from_millis(1),
         });
-        let start = Instant::now();
         while idle.idled() == Step::Poll {}
-        assert!(start.elapsed() >= Duration::from_millis(1));
+        // Others may have crowded the core meanwhile: then it does not wait so long.
+        let since = idle.idle_since;
+        assert!(since.is_none_or(|since| since.elapsed() >= Duration::from_millis(1)));
         // The lane had to look once more and found nothing.
         assert_eq!(idle.idled(), Step::Park);
+        let has_begun_anew = |idle: &IdleStrategy| !idle.parking && idle.idle_since.is_none();
+        assert!(!has_begun_anew(&idle));
         idle.worked(false);
-        assert_eq!(idle.idled(), Step::Poll);
+        assert!(has_begun_anew(&idle));
         while idle.idled() == Step::Poll {}
         idle.slept();
-        assert_eq!(idle.idled(), Step::Poll);
+        assert!(has_begun_anew(&idle));
     }
 }
