@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::{SocketAddrUnix, SocketFlags};
 use takt_session::{ErrorCode, Failure};
 use takt_wire::ethernet::MacAddress;
@@ -135,8 +136,7 @@ impl Listener {
             Err(error) => return Err(failed("examine")(error)),
         }
         rustix::net::bind(&socket, &address).map_err(|e| failed("bind")(e.into()))?;
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(config.mode))
-            .map_err(failed("set the mode of"))?;
+        set_mode(&path, config.mode)?;
         rustix::net::listen(&socket, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
         rustix::io::ioctl_fionbio(&socket, true).map_err(|e| failed("prepare")(e.into()))?;
         let policy = Arc::new(config.policy.clone());
@@ -204,20 +204,13 @@ impl Control {
             .iter_mut()
             .find(|(_, l)| l.config.path == config.path)
         {
+            // Whatever fails does so before anything has changed.
+            if listener.config.mode != config.mode {
+                set_mode(&config.path, config.mode)?;
+            }
             let old = listener.policy.clone();
             listener.policy = Arc::new(config.policy.clone());
             listener.rates.set(&config.policy);
-            if listener.config.mode != config.mode {
-                std::fs::set_permissions(
-                    &config.path,
-                    std::fs::Permissions::from_mode(config.mode),
-                )
-                .map_err(|source| ListenError::System {
-                    action: "set the mode of",
-                    path: config.path.clone(),
-                    source,
-                })?;
-            }
             listener.config = config;
             let policy = listener.policy.clone();
             let policer = Arc::new(Policer::new(&policy, &listener.policer));
@@ -231,9 +224,9 @@ impl Control {
                 || policy.ether_types != old.ether_types
                 || tags && policy.classes != old.classes
             {
-                self.end_senders_of_frames(&old);
+                self.end_senders_of_frames(tenant);
             }
-            self.replace_policy(&old, &policy);
+            self.replace_policy(tenant, &policy);
             if policy.trust != old.trust {
                 let theirs = self.sessions.values().filter(|s| s.tenant == tenant);
                 let theirs: Vec<SessionId> = theirs.map(|s| s.id).collect();
@@ -295,8 +288,8 @@ impl Control {
         };
         if let Some(listener) = self.listeners.remove(&id) {
             listener.unlink();
-            self.end_senders_of_frames(&listener.policy);
-            self.take_endpoint(&listener.policy);
+            self.end_senders_of_frames(id);
+            self.take_endpoint(id, &listener.policy);
             // Who waits for events holds what it looks at: it would be the last to close a socket that is closed
             // meanwhile, and wait.
             let _ = rustix::event::epoll::delete(&self.strangers, &listener.socket);
@@ -337,10 +330,9 @@ impl Control {
 
     /// Ends the sessions that send frames with the rights of a listener that has others now, or has gone:
     /// its addresses may be another's.
-    fn end_senders_of_frames(&mut self, policy: &Arc<Policy>) {
-        let sends = |s: &&Session| {
-            Arc::ptr_eq(&s.policy, policy) && s.sources.iter().any(|e| e.channel.is_none())
-        };
+    fn end_senders_of_frames(&mut self, tenant: u32) {
+        let sends =
+            |s: &&Session| s.tenant == tenant && s.sources.iter().any(|e| e.channel.is_none());
         let senders: Vec<SessionId> = self
             .sessions
             .values()
@@ -354,22 +346,21 @@ impl Control {
     }
 
     /// Sessions that are left of a listener that has gone may not begin to send frames with its addresses: they may be another's.
-    fn take_endpoint(&mut self, policy: &Arc<Policy>) {
+    fn take_endpoint(&mut self, tenant: u32, policy: &Policy) {
         if policy.endpoint.is_none() {
             return;
         }
         let left = Policy {
             endpoint: None,
-            ..Policy::clone(policy)
+            ..policy.clone()
         };
-        self.replace_policy(policy, &Arc::new(left));
+        self.replace_policy(tenant, &Arc::new(left));
     }
 
-    /// Gives the sessions that have one policy another one.
-    fn replace_policy(&mut self, old: &Arc<Policy>, new: &Arc<Policy>) {
-        let sessions = self.sessions.values_mut();
-        for session in sessions.filter(|s| Arc::ptr_eq(&s.policy, old)) {
-            session.policy = new.clone();
+    /// Gives the sessions of a tenant another policy.
+    fn replace_policy(&mut self, tenant: u32, policy: &Arc<Policy>) {
+        for session in self.sessions.values_mut().filter(|s| s.tenant == tenant) {
+            session.policy = policy.clone();
         }
     }
 
@@ -586,6 +577,24 @@ impl Control {
         self.next_tick = self.next_tick.min(self.now() + super::ATTACH_WITHIN);
         Ok(())
     }
+}
+
+/// Sets the permission bits of a listening socket. Tenants may be able to write its directory: nothing else that lies at the
+/// path, or that a link there names, is touched.
+fn set_mode(path: &Path, mode: u32) -> Result<(), ListenError> {
+    let failed = |source: io::Error| ListenError::System {
+        action: "set the mode of",
+        path: path.to_owned(),
+        source,
+    };
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
+    let found = rustix::fs::fstat(&file).map_err(|e| failed(e.into()))?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
+        return Err(ListenError::NoSocket(path.to_owned()));
+    }
+    let same = format!("/proc/self/fd/{}", file.as_raw_fd());
+    std::fs::set_permissions(same, std::fs::Permissions::from_mode(mode)).map_err(failed)
 }
 
 fn check_user(uid: u32, policy: &Policy) -> Result<(), Failure> {
