@@ -10,14 +10,14 @@ use std::time::Duration;
 use support::{App, Sink, Source, config, free_port, start};
 use takt_clock::{Clock, SystemTai};
 use takt_runtime::RuntimeHandle;
-use takt_runtime::config::{LinkSchedule, ListenerConfig};
+use takt_runtime::config::{Carrier, Config, LinkSchedule, ListenerConfig, NetworkConfig};
 use takt_runtime::counters::StreamReading;
 use takt_runtime::policing::{DeclaredStream, Flow};
 use takt_runtime::policy::Policy;
 use takt_schedule::admission::Talker;
 use takt_schedule::{GateEntry, GateMask, Schedule};
 use takt_session::layout::{FLAG_LAUNCH_TIME, Outcome, TxDescriptor};
-use takt_session::{ChannelId, Qos};
+use takt_session::{ChannelId, Endpoint, Qos};
 use takt_testing::until_true;
 use takt_time::TrafficClass;
 
@@ -443,6 +443,76 @@ fn streams_of_who_comes_by_no_listener_are_admitted_as_all_others() {
     until_true("its streams have gone with it", || {
         set(handle, outside.clone()).is_ok()
     });
+}
+
+#[test]
+fn streams_of_a_removed_listener_keep_their_place_as_long_as_it_has_sessions() {
+    let directory = takt_testing::Directory::new();
+    let runtime = start(config(free_port(), &[]));
+    let handle = runtime.handle();
+    let installed = handle.install_schedule(half(0)).expect("running");
+    installed.expect("nobody has streams");
+    let at = |name: &str| ListenerConfig {
+        path: directory.join(name),
+        mode: 0o600,
+        policy: of_frames(name, 500),
+    };
+    set(handle, at("left")).expect("fits");
+    let app = App::over(support::connect(&at("left").path));
+    let removed = handle.remove_listener(at("left").path).expect("running");
+    assert!(removed);
+    // Neither another tenant's streams, nor its own once more, nor a schedule take their place.
+    set(handle, at("other")).expect_err("no place beside them");
+    set(handle, at("left")).expect_err("they would be there twice");
+    let later = handle.install_schedule(half(PERIOD / 2)).expect("running");
+    let later = later.expect_err("closed").to_string();
+    assert!(later.contains("stream `many` of tenant `left`"), "{later}");
+    // Nor has somebody else of the same name and streams, who comes by no listener, part in it.
+    let inside = handle.connect(at("left").policy).expect("running");
+    inside.expect_err("they would be there twice");
+    drop(app);
+    until_true("its streams have gone with it", || {
+        set(handle, at("other")).is_ok()
+    });
+}
+
+#[test]
+fn streams_of_an_endpoint_that_has_gone_with_its_listener_need_no_place() {
+    let directory = takt_testing::Directory::new();
+    let runtime = start(Config {
+        networks: vec![NetworkConfig {
+            name: "pods".into(),
+            carrier: Carrier::Routed,
+            stations: Vec::new(),
+            follow: None,
+            interface: None,
+            routed: Vec::new(),
+        }],
+        ..config(free_port(), &[])
+    });
+    let handle = runtime.handle();
+    let installed = handle.install_schedule(half(0)).expect("running");
+    installed.expect("nobody has streams");
+    let at = |name: &str| ListenerConfig {
+        path: directory.join(name),
+        mode: 0o600,
+        policy: of_frames(name, 500),
+    };
+    let mut left = at("left");
+    left.policy.endpoint = Some(Endpoint {
+        network: "pods".into(),
+        mac: [2, 0, 0, 0, 0, 7],
+        addresses: vec![([10, 244, 1, 7].into(), 24)],
+        mtu: 1450,
+        vlans: Vec::new(),
+    });
+    left.policy.streams[0].flow = Flow::Destination(([10, 244, 1, 9], 4000).into());
+    let path = left.path.clone();
+    set(handle, left).expect("fits");
+    let _app = App::over(support::connect(&path));
+    set(handle, at("other")).expect_err("no place beside them");
+    assert!(handle.remove_listener(path).expect("running"));
+    set(handle, at("other")).expect("nothing leaves from the endpoint any more");
 }
 
 #[test]

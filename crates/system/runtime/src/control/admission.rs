@@ -11,6 +11,7 @@ use takt_datapath::DatapathKind;
 use takt_schedule::admission::{Talker, admit};
 
 use super::listener::FIRST_WITHOUT;
+use super::session::Finish;
 use super::{CONTROL_THREAD, Control};
 use crate::config::LinkSchedule;
 use crate::lane::departure;
@@ -129,7 +130,8 @@ impl Control {
             }
         }
         // By no listener: the same as before, as far as there are sessions of it.
-        let known = tenants.iter().any(|known| **known == *policy);
+        let mut sessions = self.sessions.values();
+        let known = sessions.any(|s| s.tenant >= FIRST_WITHOUT && *s.policy == *policy);
         if listener.is_none() && known {
             return Vec::new();
         }
@@ -160,10 +162,15 @@ impl Control {
         let listeners = self.listeners.values();
         let others = listeners.filter(|listener| but != Some(&*listener.config.path));
         let mut tenants: Vec<_> = others.map(|listener| listener.policy.clone()).collect();
-        // Each tenant that came by no listener once, whatever sessions it has.
+        // Each tenant without a listener once, whatever sessions it has: who came by none, and who goes on after its own was
+        // removed. One that has ended and only reads on sends nothing.
         let mut seen = BTreeSet::new();
         let sessions = self.sessions.values();
-        let without = sessions.filter(|s| s.tenant >= FIRST_WITHOUT && seen.insert(s.tenant));
+        let without = sessions.filter(|session| {
+            !self.listeners.contains_key(&session.tenant)
+                && !matches!(session.finish, Finish::Done(_))
+                && seen.insert(session.tenant)
+        });
         tenants.extend(without.map(|session| session.policy.clone()));
         tenants.retain(|policy| !policy.streams.is_empty());
         tenants

@@ -22,7 +22,7 @@ use super::{Control, Token};
 use crate::config::ListenerConfig;
 use crate::ids::SessionId;
 use crate::lane::Command;
-use crate::policing::Policer;
+use crate::policing::{Flow, Policer};
 use crate::policy::{Policy, Rates};
 use crate::slots::Slots;
 use crate::waking::Waking;
@@ -346,14 +346,17 @@ impl Control {
     }
 
     /// Sessions that are left of a listener that has gone may not begin to send frames with its addresses: they may be another's.
+    /// Streams of such frames need no place in a schedule any more.
     fn take_endpoint(&mut self, tenant: u32, policy: &Policy) {
         if policy.endpoint.is_none() {
             return;
         }
-        let left = Policy {
+        let mut left = Policy {
             endpoint: None,
             ..policy.clone()
         };
+        left.streams
+            .retain(|stream| matches!(stream.flow, Flow::Channel(_)));
         self.replace_policy(tenant, &Arc::new(left));
     }
 
