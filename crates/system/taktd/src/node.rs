@@ -279,6 +279,11 @@ impl Node {
         new: &Settings,
         report: &mut Reloaded,
     ) -> Result<(), Stopped> {
+        // What the file says of a path holds at the next start, too: rights that it has taken away do not come back with a
+        // listener that was kept there.
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = kept.clone();
+        let mut forget = |path: &Path| left.retain(|there| Path::new(&there.path) != path);
         let there = self.handle.listeners()?;
         let wanted: HashSet<&Path> = new
             .runtime
@@ -287,9 +292,11 @@ impl Node {
             .map(|l| l.path.as_path())
             .collect();
         for gone in &old.runtime.listeners {
-            if !wanted.contains(gone.path.as_path())
-                && self.handle.remove_listener(gone.path.clone())?
-            {
+            if wanted.contains(gone.path.as_path()) {
+                continue;
+            }
+            forget(&gone.path);
+            if self.handle.remove_listener(gone.path.clone())? {
                 report
                     .changed
                     .push(format!("listener {} removed", gone.path.display()));
@@ -299,15 +306,22 @@ impl Node {
             let path = listener.path.display();
             let verb = match there.iter().find(|l| l.path == listener.path) {
                 Some(same) if same.policy == listener.policy && same.mode == listener.mode => {
+                    forget(&listener.path);
                     continue;
                 }
                 Some(_) => "changed",
                 None => "added",
             };
             match self.handle.set_listener(listener.clone())? {
-                Ok(()) => report.changed.push(format!("listener {path} {verb}")),
+                Ok(()) => {
+                    forget(&listener.path);
+                    report.changed.push(format!("listener {path} {verb}"));
+                }
                 Err(error) => report.failed.push(listen_failed(&error)),
             }
+        }
+        if let Err(error) = keep_listeners(old.state.as_deref(), &mut kept, left) {
+            report.failed.push(format!("listener: {error}"));
         }
         Ok(())
     }
@@ -393,6 +407,11 @@ fn restore_listeners(settings: &Settings, handle: &RuntimeHandle) -> Vec<proto::
         set.map_err(|stopped| (stopped.to_string(), false))?
             .map_err(|error| (error.to_string(), matches!(error, ListenError::Streams(_))))
     };
+    let goes_before = |message: &proto::Listener| {
+        let kept = listener::from_message(message.clone(), &settings.admin.0);
+        let mut configured = settings.runtime.listeners.iter();
+        kept.is_ok_and(|kept| configured.any(|there| there.path == kept.path && *there != kept))
+    };
     for message in &kept {
         let mut opened = open(message.clone());
         if let Err((misfit, true)) = &opened {
@@ -402,11 +421,16 @@ fn restore_listeners(settings: &Settings, handle: &RuntimeHandle) -> Vec<proto::
             );
             opened = open(without_streams(message.clone()));
         }
-        if let Err((problem, _)) = opened {
-            tracing::error!(
+        match opened {
+            Err((problem, _)) => tracing::error!(
                 path = message.path,
                 "a kept listener cannot be opened: {problem}"
-            );
+            ),
+            Ok(()) if goes_before(message) => tracing::warn!(
+                path = message.path,
+                "the configured listener is not in force: another was set by command and kept, and goes before it until the configuration is read again (`takt reload`)"
+            ),
+            Ok(()) => {}
         }
     }
     kept

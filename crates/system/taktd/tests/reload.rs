@@ -2,10 +2,11 @@
 
 mod support;
 
-use support::{Daemon, LISTENER};
+use support::{Daemon, LISTENER, configuration};
+use takt_testing::Directory;
 use taktd::admin::client::Client;
 use taktd::admin::proto::{
-    AddPeerRequest, ListListenersRequest, ListPeersRequest, Listener, ReloadRequest,
+    AddPeerRequest, ChannelRange, ListListenersRequest, ListPeersRequest, Listener, ReloadRequest,
     ReloadResponse, SetListenerRequest,
 };
 use tonic::Code;
@@ -84,6 +85,73 @@ async fn listeners_of_the_file_come_change_and_go_and_others_stay() {
     assert_eq!(listeners(&mut client).await, expected);
     assert!(!daemon.directory.join("a.sock").exists());
     assert!(daemon.directory.join("c.sock").exists());
+}
+
+/// A configuration of a node that keeps listeners over a restart.
+fn with_state(directory: &Directory, more: &str) -> String {
+    let state = directory.join("state");
+    let node = format!("[node]\nstate = \"{}\"\n", state.display());
+    configuration(directory, more).replacen("[node]\n", &node, 1)
+}
+
+#[tokio::test]
+async fn what_a_reload_changes_or_removes_does_not_come_back_with_what_was_kept() {
+    const UNTOLD: &str = "the configured listener is not in force";
+    let write = |directory: &Directory, more: &str| {
+        let file = directory.join("takt.toml");
+        std::fs::write(file, with_state(directory, more)).expect("write");
+    };
+    let named = |all: &[(&str, u64)]| -> Vec<_> {
+        let all = all.iter();
+        all.map(|(name, rate)| ((*name).to_owned(), *rate))
+            .collect()
+    };
+    let directory = Directory::new();
+    let before = listener("a", 1) + &listener("b", 1) + &listener("d", 1);
+    write(&directory, &before);
+    let daemon = Daemon::start_in(directory);
+    let mut client = daemon.client().await;
+    for (name, rate) in [("a", 100), ("b", 100), ("c", 100), ("d", 1)] {
+        let kept = Listener {
+            path: daemon.directory.join(name).display().to_string() + ".sock",
+            identity: name.into(),
+            classes: (0..8).collect(),
+            write: vec![ChannelRange::default()],
+            messages_per_second: rate,
+            ..Listener::default()
+        };
+        let set = SetListenerRequest {
+            listener: Some(kept),
+            keep: true,
+            ..SetListenerRequest::default()
+        };
+        client.set_listener(set).await.expect("set");
+    }
+    daemon.signal(9);
+    let (_, log, directory) = daemon.end();
+    assert!(!log.contains(UNTOLD), "{log}");
+    // What was kept goes before the file, and that is told.
+    let daemon = Daemon::start_in(directory);
+    let mut client = daemon.client().await;
+    let kept = named(&[("a", 100), ("b", 100), ("c", 100), ("d", 1)]);
+    assert_eq!(listeners(&mut client).await, kept);
+    write(&daemon.directory, &listener("a", 2));
+    let report = reload(&mut client).await;
+    assert!(report.failed.is_empty(), "{report:?}");
+    let now = named(&[("a", 2), ("c", 100)]);
+    assert_eq!(listeners(&mut client).await, now);
+    daemon.signal(9);
+    let (_, log, directory) = daemon.end();
+    for name in ["a.sock", "b.sock"] {
+        let told = |line: &str| line.contains(UNTOLD) && line.contains(name);
+        assert!(log.lines().any(told), "{name}: {log}");
+    }
+    let daemon = Daemon::start_in(directory);
+    let mut client = daemon.client().await;
+    assert_eq!(listeners(&mut client).await, now);
+    daemon.signal(9);
+    let (_, log, _directory) = daemon.end();
+    assert!(!log.contains(UNTOLD), "{log}");
 }
 
 #[tokio::test]

@@ -17,8 +17,9 @@ use crate::status::{Listing, What};
 const HELP: &str = "\
 A listener is a Unix socket where applications attach; the socket is their identity, and carries
 their rights. Listeners that are set here last until they are removed or the node stops; with
---keep they come back with the node, as long as the directory of the socket is there. What is set
-replaces all that was, its streams too: name their file each time.
+--keep they come back with the node, as long as the directory of the socket is there. What `takt
+reload` has in force at a path is the configuration's, and nothing is kept there any more. What is
+set replaces all that was, its streams too: name their file each time.
 
 A file of streams says what the tenant sends at which times; frames outside are refused and counted:
   [[stream]]
