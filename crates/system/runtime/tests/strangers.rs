@@ -8,7 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::epoll;
@@ -21,7 +21,7 @@ use takt_clock::{Clock, SystemTai};
 use takt_runtime::RuntimeHandle;
 use takt_runtime::config::Config;
 use takt_runtime::control::Unresponsive;
-use takt_runtime::policy::Policy;
+use takt_runtime::policy::{MappingPolicy, Policy};
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ChannelId, ErrorCode, Failure, Qos, transport};
 use takt_testing::{PATIENCE, until_true};
@@ -243,28 +243,65 @@ fn sink_with_descriptor(app: &mut App) -> (Sink, OwnedFd) {
 }
 
 /// Who makes a socket readable walks over all that waits on it: with so many copies in epoll, for milliseconds.
-#[test]
-fn an_application_that_takes_milliseconds_to_be_woken_is_ended() {
+/// One test at a time: what a user may have in epoll is bounded.
+fn waited_on_by_thousands(socket: &OwnedFd) -> (Vec<OwnedFd>, MutexGuard<'static, ()>) {
     const WAITING: usize = 320_000;
+    static ONE: Mutex<()> = Mutex::new(());
+    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let limit = getrlimit(Resource::Nofile);
     let current = limit.maximum;
     setrlimit(Resource::Nofile, Rlimit { current, ..limit }).expect("a limit");
     let copies = current.map_or(8_000, |most| (most as usize / 2).min(8_000));
+    let instance = |_| epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
+    let mut all: Vec<OwnedFd> = (0..WAITING / copies).map(instance).collect();
+    let waits = all.len();
+    for _ in 0..copies {
+        let copy = socket.try_clone().expect("a copy");
+        for waits in &all[..waits] {
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(waits, &copy, data, epoll::EventFlags::IN).expect("room");
+        }
+        all.push(copy);
+    }
+    (all, one)
+}
+
+#[test]
+fn an_application_that_takes_milliseconds_to_be_told_of_its_streams_is_ended() {
+    let runtime = start(config(free_port(), &[]));
+    let mut app = App::attach(runtime.handle());
+    app.stream(Qos::fast());
+    let waits = waited_on_by_thousands(&app.socket);
+    let told = (0..64).find_map(|round| {
+        // What is told of the stream: which datapath is missing.
+        let mapping = MappingPolicy {
+            fast_frugal: vec![format!("missing-{}", round % 2)],
+            ..MappingPolicy::default()
+        };
+        let reloaded = runtime.handle().reload(mapping, Vec::new());
+        reloaded.expect("running");
+        match reply(&app.socket) {
+            Reply::StreamMoved { .. } => None,
+            other => Some(other),
+        }
+    });
+    let Some(Reply::Ended(failure)) = told else {
+        panic!("it is woken for ever, or: {told:?}");
+    };
+    assert!(
+        failure.message.contains("takes more than 1 ms"),
+        "{failure}"
+    );
+    drop(waits);
+    at_work(runtime.handle());
+}
+
+#[test]
+fn an_application_that_takes_milliseconds_to_be_woken_is_ended() {
     let runtime = start(config(free_port(), &[]));
     let mut app = App::attach(runtime.handle());
     let (sink, notify) = sink_with_descriptor(&mut app);
-    let instance = |_| epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
-    let waits: Vec<OwnedFd> = (0..WAITING / copies).map(instance).collect();
-    let copies: Vec<OwnedFd> = (0..copies)
-        .map(|_| {
-            let copy = notify.try_clone().expect("a copy");
-            for waits in &waits {
-                let data = epoll::EventData::new_u64(0);
-                epoll::add(waits, &copy, data, epoll::EventFlags::IN).expect("room");
-            }
-            copy
-        })
-        .collect();
+    let waits = waited_on_by_thousands(&notify);
     let mut other = App::attach(runtime.handle());
     let stream = other.stream(Qos::slow());
     let mut source = other.source(stream, 5, 0);
@@ -284,7 +321,7 @@ fn an_application_that_takes_milliseconds_to_be_woken_is_ended() {
         failure.message.contains("takes more than 1 ms"),
         "{failure}"
     );
-    drop(copies);
+    drop(waits);
     at_work(runtime.handle());
 }
 

@@ -421,10 +421,14 @@ impl Control {
         let Some(session) = self.sessions.get_mut(&id).filter(|s| !s.ending) else {
             return;
         };
-        let mut left = false;
+        let (mut left, mut failure) = (false, None);
         for (number, stream) in session.streams.entries_mut() {
             if !stream.untold {
                 continue;
+            }
+            failure = session.waking.failure();
+            if failure.is_some() {
+                break;
             }
             let moved = Envelope {
                 request: 0,
@@ -445,6 +449,9 @@ impl Control {
             }
             // Of any other failure its socket tells by itself: it has gone.
             stream.untold = false;
+        }
+        if failure.is_some() {
+            return self.end_session(id, failure);
         }
         if std::mem::replace(&mut session.telling, left) != left {
             let token = Token::Session(id).pack();
