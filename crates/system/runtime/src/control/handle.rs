@@ -312,15 +312,17 @@ impl RuntimeHandle {
         self.change(move |c| c.remove_listener(&path))
     }
 
-    /// Replaces the mapping policy, by which all streams are mapped anew, and the networks that are accepted. Returns when the streams
-    /// have moved.
+    /// Replaces the mapping policy, by which all streams are mapped anew, and the networks that are accepted: peers that came by others
+    /// are told goodbye and forgotten. Returns when the streams have moved.
     ///
     /// # Errors
     /// [`Stopped`].
     pub fn reload(&self, mapping: MappingPolicy, accept: Vec<AcceptNet>) -> Result<(), Stopped> {
         self.ask(move |c| {
             c.config.mapping = mapping;
-            c.peering.set_accept(accept);
+            let mut effects = Effects::default();
+            c.peering.set_accept(accept, &mut effects);
+            c.apply(effects);
             c.map_again();
         })?;
         self.await_moves()

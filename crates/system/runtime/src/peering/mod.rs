@@ -202,6 +202,8 @@ pub enum Authentication {
 struct Peer {
     address: SocketAddr,
     configured: bool,
+    /// A rendezvous has named it: it needs no network that is accepted.
+    named: bool,
     key: Option<PublicKey>,
     identity: Option<Identity>,
     association: Association,
@@ -418,9 +420,14 @@ impl Peering {
         let Some(&at) = self.by_address.get(&address) else {
             return false;
         };
+        self.dismiss(at, effects);
+        true
+    }
+
+    /// Says goodbye to a peer and forgets it.
+    fn dismiss(&mut self, at: PeerSlot, effects: &mut Effects) {
         self.send(at, &Message::Goodbye, effects);
         self.forget(at, effects);
-        true
     }
 
     /// Says how nodes meet by others that they know.
@@ -428,9 +435,22 @@ impl Peering {
         self.meeting = meeting;
     }
 
-    /// Replaces the networks that are accepted.
-    pub fn set_accept(&mut self, accept: Vec<AcceptNet>) {
+    /// Replaces the networks that are accepted. Peers that are in none of them any more are peers no longer, but for those that
+    /// are configured or that a rendezvous has named.
+    pub fn set_accept(&mut self, accept: Vec<AcceptNet>, effects: &mut Effects) {
         self.accept = accept;
+        let out = |(at, peer): (PeerSlot, &Peer)| {
+            let stays = peer.configured || peer.named || self.accepts(peer.address.ip());
+            (!stays).then_some(at)
+        };
+        let out: Vec<PeerSlot> = self.peers.iter().filter_map(out).collect();
+        for at in out {
+            self.dismiss(at, effects);
+        }
+    }
+
+    fn accepts(&self, address: IpAddr) -> bool {
+        self.accept.iter().any(|net| net.contains(address))
     }
 
     /// Notes that a channel is wanted on a lane, or no more, and tells the peers so soon.
@@ -549,7 +569,7 @@ impl Peering {
         effects: &mut Effects,
     ) {
         let known = self.by_address.get(&source).copied();
-        if known.is_none() && !self.accept.iter().any(|net| net.contains(source.ip())) {
+        if known.is_none() && !self.accepts(source.ip()) {
             self.counters.strangers += 1;
             return;
         }
@@ -617,7 +637,7 @@ impl Peering {
             self.counters.unauthenticated += 1;
             return;
         }
-        if !self.accept.iter().any(|net| net.contains(address.ip())) {
+        if !self.accepts(address.ip()) {
             self.counters.strangers += 1;
             return;
         }
@@ -924,12 +944,17 @@ impl Peering {
             return;
         }
         for node in nodes {
-            let known = self.by_address.contains_key(&node.address);
+            if let Some(&known) = self.by_address.get(&node.address) {
+                let peer = &mut self.peers[known];
+                peer.named |= peer.key == node.key;
+                continue;
+            }
             let provable = Identity::of(&self.security, node.key).is_some();
-            if known || !self.allows(node.key) || (self.security.is_on() && !provable) {
+            if !self.allows(node.key) || (self.security.is_on() && !provable) {
                 continue;
             }
             if let Some(at) = self.admit(node.address, node.key, now) {
+                self.peers[at].named = true;
                 self.peers[at].next_hello = now;
                 self.serve(at, now, effects);
             }
@@ -1204,6 +1229,7 @@ impl Peering {
         let at = self.peers.insert(Peer {
             address: config.address,
             configured,
+            named: false,
             key: config.key,
             identity: Identity::of(&self.security, config.key),
             association: Association::default(),

@@ -1076,6 +1076,68 @@ fn introductions_count_from_a_rendezvous_alone_and_of_nodes_whose_key_is_known()
     assert_eq!(node.status(5 * SECOND).len(), 2 + MOST_ACCEPTED_AT);
 }
 
+#[test]
+fn who_came_by_a_network_that_is_accepted_no_more_is_a_peer_no_more_and_others_stay() {
+    let mut node = accepting(Security::none());
+    let at = |address: [u8; 4]| SocketAddr::new(address.into(), 7400);
+    let [rendezvous, configured, came, came_named] = [1, 2, 3, 4].map(|last| at([10, 0, 0, last]));
+    let (named, elsewhere) = (at([192, 0, 2, 5]), at([10, 1, 0, 6]));
+    let now = Duration::ZERO;
+    for peer in [rendezvous, configured] {
+        node.add(peer.into(), now, &mut Effects::default());
+    }
+    node.set_meeting(Meeting {
+        rendezvous: BTreeSet::from([rendezvous]),
+        introduce: false,
+    });
+    for (incarnation, from) in (9..).zip([rendezvous, came, came_named, elsewhere]) {
+        node.receive(from, &hello(incarnation), now, &mut Effects::default());
+    }
+    let names = Message::Introductions(vec![named.into(), came_named.into()]);
+    let names = encode(9, &names);
+    node.receive(rendezvous, &names, now, &mut Effects::default());
+    let mut effects = Effects::default();
+    let narrower: AcceptNet = "10.1.0.0/16".parse().expect("network");
+    node.set_accept(vec![narrower], &mut effects);
+    let gone = Change::Gone {
+        peer: came,
+        clean: false,
+    };
+    assert_eq!(effects.changes, [gone]);
+    assert_eq!(effects.datagrams, [(came, encode(1, &Message::Goodbye))]);
+    let there: BTreeSet<SocketAddr> = node.status(now).iter().map(|p| p.address).collect();
+    assert_eq!(
+        there,
+        BTreeSet::from([rendezvous, configured, came_named, named, elsewhere])
+    );
+    node.receive(came, &hello(10), now, &mut Effects::default());
+    assert_eq!(node.counters().strangers, 1);
+    // What is accepted as before changes nothing.
+    let mut effects = Effects::default();
+    node.set_accept(vec![narrower], &mut effects);
+    assert!(effects.changes.is_empty() && effects.datagrams.is_empty());
+}
+
+#[test]
+fn a_peer_that_has_proven_who_it_is_hears_that_its_network_is_accepted_no_more() {
+    let (mut world, said) = on_a_link(vec![group(); 2]);
+    for datagram in &said[1] {
+        world.hear(0, address(1), datagram);
+    }
+    world.run(SECOND, |_, _| false);
+    assert_eq!([0, 1].map(|index| world.up(index)), [1, 1]);
+    let mut effects = Effects::default();
+    world.nodes[0].1.set_accept(Vec::new(), &mut effects);
+    world.apply(0, effects.changes);
+    world.carry(0, effects.datagrams, &mut |_, _| false);
+    assert_eq!([0, 1].map(|index| world.up(index)), [0, 0]);
+    assert!(world.up[0].is_empty() && world.keys[0].values().all(|(keys, _)| keys.is_empty()));
+    // It tries again, and is a stranger.
+    world.run(5 * SECOND, |_, _| false);
+    assert_eq!(world.up(0), 0);
+    assert!(world.counters(0).strangers > 0);
+}
+
 /// What a node tells of clashes when another one says hello from an address that ends so.
 fn clashes_of(
     node: &mut Peering,
