@@ -34,7 +34,8 @@ CAP_SYS_NICE. For a pod: the number that the container runtime has for it.
 parameters say (minRuntime, maxRuntime), for other programs --least and --most. Everything else of
 the reservation stays. A thread that comes later begins with the claim's runtime again.
 
-What was seen is not what may happen: drive the program hard while it is followed. What waits in the
+What was seen is not what may happen: drive the program hard while it is followed. Where the kernel's records came too fast (lost
+records), nothing is set lower. What waits in the
 middle of a job, polls, or is hidden by a busy machine is told under `takt reserve measure --help`.
 
 Examples:
@@ -126,19 +127,21 @@ impl Tune {
                 Err(WatchError::NoProcess(_)) if round > 0 => return Ok(()),
                 Err(error) => return Err(Failure::Other(error.to_string())),
             };
+            let lost = watched.lost;
             let length = Nanos::new(u64::try_from(watched.watched.as_nanos()).unwrap_or(u64::MAX));
             let ended = !watched.stopped;
             let mut tuned = Tuned {
                 processes: self.process.clone(),
                 watched_ns: length.get(),
-                lost_records: watched.lost,
+                lost_records: lost,
                 threads: Vec::new(),
             };
             let seen = watched.threads.into_iter();
             for thread in seen.filter(|thread| self.counted.wants(thread)) {
                 // One that has ended has none.
                 if let Ok(Some(has)) = Deadline::of(thread.id) {
-                    let found = self.judge(thread, &has, length, margin, allowed.as_ref());
+                    let allowed = allowed.as_ref().map(|allowed| (allowed, lost));
+                    let found = self.judge(thread, &has, length, margin, allowed);
                     tuned.threads.push(found);
                 }
             }
@@ -172,7 +175,7 @@ impl Tune {
         has: &Deadline,
         watched: Nanos,
         margin: u32,
-        allowed: Option<&Allowed>,
+        allowed: Option<(&Allowed, u64)>,
     ) -> Found {
         let ran = ran(&thread.switches);
         let jobs = jobs(&thread.switches, self.counted.join);
@@ -199,10 +202,11 @@ impl Tune {
             Ok(needs) => found.needs = Some(needs),
             Err(error) => found.unknown = Some(error.to_string()),
         }
-        if let (Some(allowed), Some(needs)) = (allowed, found.needs) {
-            match allowed.within(has.runtime, needs.runtime().min(has.deadline)) {
-                Ok(runtime) if is_near(has.runtime, runtime) => {}
-                Ok(runtime) => match set(thread.id, has, runtime) {
+        if let (Some((allowed, lost)), Some(needs)) = (allowed, found.needs) {
+            let wanted = needs.runtime().min(has.deadline);
+            match allowed.to_set(has.runtime, wanted, lost) {
+                Ok(None) => {}
+                Ok(Some(runtime)) => match set(thread.id, has, runtime) {
                     Ok(()) => found.set = Some(runtime),
                     Err(error) => found.unset = Some(error),
                 },
@@ -266,6 +270,22 @@ impl Tune {
 }
 
 impl Allowed {
+    /// What a thread that has `now` is to be given, if anything else, where so many records of what ran were lost.
+    fn to_set(&self, now: Nanos, wanted: Nanos, lost: u64) -> Result<Option<Nanos>, String> {
+        let runtime = self.within(now, wanted)?;
+        if is_near(now, runtime) {
+            return Ok(None);
+        }
+        // Without them jobs look shorter than they were.
+        if lost > 0 && runtime < now {
+            return Err(format!(
+                "{lost} records were lost, so that it may need more than the {runtime} that were seen: nothing is set lower; run it again with \
+                 less load beside it"
+            ));
+        }
+        Ok(Some(runtime))
+    }
+
     /// The nearest to `wanted` that is allowed to a thread that has `now`.
     fn within(&self, now: Nanos, wanted: Nanos) -> Result<Nanos, String> {
         let (mut least, mut most) = (*self.told.start(), *self.told.end());
@@ -361,7 +381,7 @@ fn tell(tuned: &Tuned) -> String {
     }
     if tuned.lost_records > 0 {
         text.push_str(&format!(
-            "\n{} records were lost: what was used is too low",
+            "\n{} records were lost: what was used is too low, and nothing is set lower",
             tuned.lost_records
         ));
     }
@@ -399,6 +419,25 @@ mod tests {
         assert_eq!(both, Ok(23));
         let apart = within(&[60..=70], 60, 60).expect_err("--most 50");
         assert!(apart.contains("at least 60ns, at most 50ns"), "{apart}");
+    }
+
+    #[test]
+    fn where_records_were_lost_nothing_is_set_lower() {
+        let allowed = Allowed {
+            claims: Vec::new(),
+            told: 0..=50,
+        };
+        let to_set = |now, wanted, lost| {
+            let found = allowed.to_set(Nanos::new(now), Nanos::new(wanted), lost)?;
+            Ok::<_, String>(found.map(Nanos::get))
+        };
+        assert_eq!(to_set(40, 20, 0), Ok(Some(20)));
+        let lower = to_set(40, 20, 3).expect_err("lower");
+        assert!(lower.starts_with("3 records were lost"), "{lower}");
+        assert_eq!(to_set(40, 39, 3), Ok(None));
+        assert_eq!(to_set(40, 45, 3), Ok(Some(45)));
+        // Lower by what the command allows.
+        assert!(to_set(80, 90, 0).is_ok() && to_set(80, 90, 3).is_err());
     }
 
     #[test]
