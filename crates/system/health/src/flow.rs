@@ -180,6 +180,8 @@ pub struct Flow {
     last_deviation_ns: Option<i64>,
     /// When the last beat was due at the latest by the earliest beats.
     due_ns: Option<i64>,
+    /// What the envelope may still follow a slow sender, of less than a nanosecond, in millionths of one.
+    drift_rest: u32,
     last_beat_ns: i64,
     missing: u64,
     /// Beats that were taken for missing just before the last one.
@@ -250,6 +252,7 @@ impl Flow {
             deviation: Range::default(),
             last_deviation_ns: None,
             due_ns: None,
+            drift_rest: 0,
             last_beat_ns: now_ns,
             missing: 0,
             presumed: 0,
@@ -712,10 +715,15 @@ impl Flow {
         }
         let due = due.saturating_add(expected);
         let shift = now_ns - due;
+        // Of short periods it is a part of a nanosecond for each beat.
+        let drift = expected
+            .saturating_mul(DRIFT_PPM)
+            .saturating_add(self.drift_rest.into());
+        self.drift_rest = (drift % 1_000_000) as u32;
         self.due_ns = Some(if shift < 0 {
             now_ns
         } else {
-            due + shift.min(expected / 1_000_000 * DRIFT_PPM)
+            due + shift.min(drift / 1_000_000)
         });
         Some(shift.max(0))
     }

@@ -84,7 +84,7 @@ fn the_shift_of_a_camera_is_the_delay_that_was_added_and_levels_follow_it() {
         }
         let told = only(&table).last_delay_ns().expect("a delay");
         // What is told differs by what the envelope has followed a slow sender meanwhile: 200 ppm.
-        let followed = 16_666_667 / 1_000_000 * 200 * (burst - 199).max(0) + 20_000;
+        let followed = 16_666_667 * 200 * (burst - 199).max(0) / 1_000_000 + 20_001;
         assert!(
             told <= added && told >= (added - followed).max(0),
             "{told} of {added} in {burst}"
@@ -121,6 +121,29 @@ fn the_shift_of_a_camera_is_the_delay_that_was_added_and_levels_follow_it() {
         (report.longest_burst, report.missing, report.bursts),
         (3, Some(0), 600)
     );
+}
+
+#[test]
+fn beats_of_a_slow_sender_are_followed_however_short_its_period_is() {
+    // Less than twice what its clock may be slow; of the shortest one, a beat of ten is a nanosecond late.
+    for (period, distance) in [
+        (125_000, 1_250_120),
+        (1_000_000, 10_001_000),
+        (1_999_999, 20_002_000),
+        (1_000, 10_001),
+    ] {
+        let document = format!("[[flow]]\nname = \"a\"\nmatch = \"*\"\nperiod = \"{period}ns\"\n");
+        let mut table = table(&document);
+        let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+        for beat in 0..100_000_i64 {
+            take(&mut table, START + beat * distance / 10, &packet);
+        }
+        let delay = only(&table).last_delay_ns().expect("a delay");
+        assert!(
+            delay <= 1_000,
+            "{delay} ns behind at a period of {period} ns"
+        );
+    }
 }
 
 #[test]
