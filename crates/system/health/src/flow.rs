@@ -154,7 +154,9 @@ pub struct Flow {
     last_size: u32,
     time_back: u32,
     sequence: Option<Sequence>,
+    /// The most packets lost in a row before the last such row, and those of that.
     loss_run: u64,
+    last_loss: u64,
     /// Beats that were missing before a number that went astray.
     missing_astray: u64,
     rtp: Option<RtpState>,
@@ -236,6 +238,7 @@ impl Flow {
             time_back: 0,
             sequence: None,
             loss_run: 0,
+            last_loss: 0,
             missing_astray: 0,
             rtp: None,
             others: Vec::new(),
@@ -359,6 +362,7 @@ impl Flow {
             None => marks.unwrap_or_default(),
         };
         let period = spec.and_then(|spec| spec.period_ns);
+        let lost_before = self.sequence.as_ref().map_or(0, |sequence| sequence.lost);
         let step = marks.sequence.map(|(number, bits)| {
             let sequence = self.sequence.get_or_insert_with(|| Sequence::new(bits));
             match period {
@@ -369,10 +373,14 @@ impl Flow {
                 _ => sequence.take(number),
             }
         });
-        if let Some(Step::Next { lost: lost @ 1.. } | Step::Jump { lost }) = step
-            && seen
-        {
-            self.note_loss(lost);
+        let lost_now = match step {
+            Some(Step::Next { lost } | Step::Jump { lost }) => lost,
+            _ => 0,
+        };
+        let lost = self.sequence.as_ref().map_or(0, |sequence| sequence.lost);
+        self.take_loss_back((lost_before.saturating_add(lost_now)).saturating_sub(lost));
+        if lost_now > 0 && seen {
+            self.note_loss(lost_now);
         }
         let starts_burst = self.bursts(now_ns, gap, first, spec, rules);
         let is_beat = starts_burst || spec.is_none_or(|spec| spec.max_burst.unwrap_or(1) <= 1);
@@ -464,9 +472,21 @@ impl Flow {
 
     /// So many packets in a row were lost.
     fn note_loss(&mut self, lost: u64) {
-        self.loss_run = self.loss_run.max(lost);
+        self.loss_run = self.loss_run.max(self.last_loss);
+        self.last_loss = lost;
         let lost = u32::try_from(lost).unwrap_or(u32::MAX);
         self.window.lost = self.window.lost.saturating_add(lost);
+    }
+
+    /// So many packets that were taken for lost were late: as a rule those of the last row.
+    fn take_loss_back(&mut self, late: u64) {
+        self.last_loss = self.last_loss.saturating_sub(late);
+        let mut late = u32::try_from(late).unwrap_or(u32::MAX);
+        for window in [&mut self.window, &mut self.last_window] {
+            let of_it = late.min(window.lost);
+            window.lost -= of_it;
+            late -= of_it;
+        }
     }
 
     fn call(&mut self, wanted: Level, why: Option<Kpi>, now_ns: i64, spec: &Spec) -> Change {
@@ -596,7 +616,8 @@ impl Flow {
         if self.rtp.take().is_some() {
             self.others.clear();
             (self.jitter, self.sequence) = (Jitter::default(), None);
-            (self.window.lost, self.last_window.lost, self.loss_run) = (0, 0, 0);
+            (self.window.lost, self.last_window.lost) = (0, 0);
+            (self.loss_run, self.last_loss) = (0, 0);
             self.last_delay_ns = None;
             self.delay = Range::default();
         }
@@ -623,7 +644,8 @@ impl Flow {
         if let Some(stamp) = stamp {
             self.stamp = stamp;
             self.unrecognised = stamp == Stamp::Auto;
-            (self.rtp, self.sequence, self.loss_run) = (None, None, 0);
+            (self.rtp, self.sequence) = (None, None);
+            (self.loss_run, self.last_loss) = (0, 0);
             self.others.clear();
             (self.window.lost, self.last_window.lost) = (0, 0);
             self.stamped = false;
@@ -892,7 +914,9 @@ impl Flow {
             mean_deviation_ns: self.deviation.mean(),
             max_deviation_ns: (self.deviation.count > 0).then_some(self.deviation.max),
             lost: counted(|sequence| sequence.lost),
-            longest_loss: counted(|_| 0).map(|_| self.loss_run),
+            // A row of before the last one may have come late, too: there are no more than all.
+            longest_loss: counted(|sequence| sequence.lost)
+                .map(|lost| self.loss_run.max(self.last_loss).min(lost)),
             duplicates: counted(|sequence| sequence.duplicates),
             reordered: counted(|sequence| sequence.reordered),
             restarts: counted(|sequence| sequence.restarts.into())

@@ -74,9 +74,15 @@ pub fn propose(flow: &Flow, name: String, factor: f64) -> Result<Proposal, Strin
         because.push(format!("jitter up to {}", time(jitter)));
     }
     if let Some(lost) = report.lost {
-        let share = lost as f64 / (lost + report.packets) as f64;
+        // What comes late is lost until it comes.
+        let late = report.reordered.unwrap_or(0);
+        let all = lost + report.packets;
+        let share = (lost + late) as f64 / all as f64;
         spec.max_loss = Some((share * factor * 1e4).ceil() / 1e4);
-        because.push(format!("{lost} of {} packets lost", lost + report.packets));
+        because.push(match late {
+            0 => format!("{lost} of {all} packets lost"),
+            late => format!("{lost} of {all} packets lost, and {late} late"),
+        });
     }
     if flow.is_rtp() {
         spec.stamp = Stamp::Rtp;

@@ -547,6 +547,69 @@ fn another_stamp_of_other_specifications_is_read_from_then_on() {
     assert_eq!(told(&table), of_trailers);
 }
 
+#[test]
+fn packets_that_come_late_are_lost_only_until_they_come() {
+    let document = "[[flow]]\nname = \"a\"\nmatch = \"*\"\nmax-loss = \"0%\"\nhold = \"10ms\"\n";
+    let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+    // One is late by one, and in a window after that in which it was missing; then those of two rows, and of one row.
+    for (apart, numbers) in [
+        (MS, &[0, 1, 3, 2, 4][..]),
+        (700 * MS, &[0, 1, 3, 2, 4]),
+        (MS, &[0, 2, 4, 1, 3, 5]),
+        (MS, &[0, 4, 1, 2, 3, 5]),
+    ] {
+        let mut table = table(document);
+        let mut now = START;
+        for number in numbers {
+            now += apart;
+            take(&mut table, now, &stamped(&packet, *number, now));
+            if *number == 2 && numbers[1] == 1 {
+                assert_eq!(only(&table).value(Kpi::Lost, now, 1), Some(0.0));
+            }
+        }
+        let flow = only(&table);
+        assert_eq!(flow.value(Kpi::Lost, now, 1), Some(0.0), "{numbers:?}");
+        let report = flow.report(None);
+        assert_eq!(
+            (report.lost, report.longest_loss),
+            (Some(0), Some(0)),
+            "{numbers:?}"
+        );
+        // Nothing holds the level up any more.
+        take(&mut table, now + 11 * MS, &stamped(&packet, 6, now));
+        take(&mut table, now + 12 * MS, &stamped(&packet, 5, now));
+        take(&mut table, now + 30 * MS, &stamped(&packet, 7, now));
+        assert_eq!(only(&table).level(), Level::Green, "{numbers:?}");
+    }
+    // A row that stays lost is the longest one, whatever comes late after it.
+    let mut table = table(document);
+    for number in [0, 4, 5, 16, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17] {
+        take(&mut table, START, &stamped(&packet, number, START));
+    }
+    let report = only(&table).report(None);
+    assert_eq!((report.lost, report.longest_loss), (Some(3), Some(3)));
+}
+
+#[test]
+fn what_is_learned_of_a_flow_whose_packets_come_late_allows_them() {
+    let mut table = table("");
+    let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+    for at in 0..100_u32 {
+        // Two of ten change places.
+        let number = match at % 10 {
+            3 => at + 1,
+            4 => at - 1,
+            _ => at,
+        };
+        let now = START + i64::from(at) * MS;
+        take(&mut table, now, &stamped(&packet, number, now));
+    }
+    let learned = takt_health::learn::propose(only(&table), "a".into(), 1.0).expect("learned");
+    assert_eq!(learned.spec.max_loss, Some(0.1), "{:?}", learned.because);
+    let told = "0 of 100 packets lost, and 10 late".to_owned();
+    assert!(learned.because.contains(&told), "{:?}", learned.because);
+}
+
 /// An AVTP packet of a stream.
 fn avtp(sequence: u8) -> Vec<u8> {
     let mut frame = vec![0x91, 0xe0, 0xf0, 0, 0, 1, 2, 0, 0, 0, 0, 1, 0x22, 0xf0];
