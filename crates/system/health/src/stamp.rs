@@ -120,6 +120,16 @@ impl Rtp {
     }
 }
 
+/// Whether a datagram is none of RTP's and may come beside RTP by the same ports (RFC 7983): STUN, ZRTP, DTLS, TURN, RTCP, or nothing at
+/// all, which keeps a way open.
+pub fn is_beside_rtp(payload: &[u8]) -> bool {
+    match payload {
+        [] | [0..=3 | 16..=79, ..] => true,
+        [128..=191, second, ..] => (192..=223).contains(second),
+        _ => false,
+    }
+}
+
 /// What an RTCP sender report says (RFC 3550, section 6.4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SenderReport {

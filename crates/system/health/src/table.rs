@@ -461,8 +461,12 @@ impl Table {
             flow.keep_histograms();
             self.histograms += 1;
         }
-        // A flow that was RTP by chance has carried something else since.
-        if flow.stamp == Stamp::Auto && rtp.is_none() && report.is_none() && !flow.is_rtp() {
+        // A flow that was RTP by chance has carried something else since. What comes beside RTP says nothing.
+        if flow.stamp == Stamp::Auto
+            && rtp.is_none()
+            && !flow.is_rtp()
+            && !stamp::is_beside_rtp(payload)
+        {
             flow.stamp = Stamp::None;
             flow.forget_rtp();
         }

@@ -238,6 +238,35 @@ fn what_looks_like_rtp_once_is_none() {
     );
 }
 
+#[test]
+fn what_comes_beside_rtp_by_its_ports_does_not_decide_that_a_flow_is_none() {
+    let stun = [&[0, 1, 0, 0, 0x21, 0x12, 0xa4, 0x42][..], &[7; 12]].concat();
+    let receiver_report = [0x81, 201, 0, 7, 0, 0, 0, 9];
+    for first in [
+        &stun[..],
+        &[22, 0xfe, 0xfd, 0],
+        &[0x40, 0, 0, 0],
+        &receiver_report,
+        &[],
+    ] {
+        let mut table = table("");
+        take(&mut table, START, &udp([10, 0, 0, 1], [4000, 5004], first));
+        for number in (0..100_u16).filter(|number| *number != 50) {
+            let payload = rtp(number, u32::from(number) * 160);
+            let now = START + i64::from(number) * 20 * MS;
+            take(&mut table, now, &udp([10, 0, 0, 1], [4000, 5004], &payload));
+            // And between its first packets.
+            take(&mut table, now, &udp([10, 0, 0, 1], [4000, 5004], first));
+        }
+        let report = only(&table).report(None);
+        assert_eq!(
+            (report.carries, report.lost),
+            ("rtp", Some(1)),
+            "{first:x?}"
+        );
+    }
+}
+
 /// Two sources in turn on one 5-tuple, as of BUNDLE (RFC 8843).
 #[test]
 fn each_source_of_an_rtp_flow_has_its_own_numbers_and_losses_add_up() {
