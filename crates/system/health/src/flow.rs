@@ -202,6 +202,8 @@ pub struct Flow {
     worst: Level,
     /// One for each rule that is for this flow, with the rule's place in the document.
     pub(crate) rules: Vec<(u16, RuleState)>,
+    /// Its place is in the table's list of those that are judged.
+    pub(crate) in_judged: bool,
     histograms: Option<Box<Histograms>>,
 }
 
@@ -274,6 +276,7 @@ impl Flow {
             signal: Signal::default(),
             worst: Level::Green,
             rules: Vec::new(),
+            in_judged: false,
             histograms: None,
         }
     }
@@ -286,6 +289,11 @@ impl Flow {
     /// The delay of the last packet that told one, nanoseconds; `None`, too, if that is long ago.
     pub fn last_delay_ns(&self) -> Option<i64> {
         self.last_delay_ns
+    }
+
+    /// Whether it has to keep to anything.
+    pub(crate) fn is_judged(&self) -> bool {
+        self.spec.is_some() || !self.rules.is_empty()
     }
 
     /// Whether delays go by send times that packets carry, not by shifts.

@@ -168,8 +168,11 @@ pub struct Table {
     flows: Vec<Flow>,
     counters: Counters,
     events: VecDeque<Event>,
-    /// Where to look next for a flow that can go, and for flows that became silent.
+    /// Where to look next for a flow that can go.
     hand: usize,
+    /// Places of flows that are judged, and perhaps of some that were until another one took their place.
+    judged: Vec<u32>,
+    /// Which of them is looked at next for silence.
     swept: usize,
     histograms: usize,
     /// How many flows each specification has, and which of them name one flow alone.
@@ -223,6 +226,7 @@ impl Table {
             counters: Counters::default(),
             events: VecDeque::new(),
             hand: 0,
+            judged: Vec::new(),
             swept: 0,
             histograms: 0,
             spec_flows: vec![0; full.len()],
@@ -530,6 +534,11 @@ impl Table {
             .filter(|(_, rule)| rule.pattern.matches(&key))
             .map(|(at, _)| (at as u16, RuleState::default()))
             .collect();
+        flow.in_judged = self.flows.get(at).is_some_and(|old| old.in_judged);
+        if flow.is_judged() && !flow.in_judged {
+            flow.in_judged = true;
+            self.judged.push(at as u32);
+        }
         match self.flows.get_mut(at) {
             Some(place) => *place = flow,
             None => self.flows.push(flow),
@@ -662,8 +671,8 @@ impl Table {
         }
     }
 
-    /// Looks at up to `count` flows for silence and for levels and rules that end, and goes on from there with the next
-    /// call. `now_ns` (TAI) is the time up to which all packets were taken.
+    /// Looks at up to `count` flows with specifications or rules for silence and for levels and rules that end, and goes on from there
+    /// with the next call. `now_ns` (TAI) is the time up to which all packets were taken.
     pub fn sweep(&mut self, now_ns: i64, count: usize) {
         if self.unseen_ns.saturating_sub(now_ns) > AHEAD_NS {
             self.unseen_ns = now_ns;
@@ -674,18 +683,24 @@ impl Table {
             tai_offset_ns: self.config.tai_offset_ns,
             unseen_ns: self.unseen_ns,
         };
-        for _ in 0..count.min(self.flows.len()) {
-            self.swept = (self.swept + 1) % self.flows.len();
-            let flow = &mut self.flows[self.swept];
-            if flow.spec.is_none() && flow.rules.is_empty() {
+        for _ in 0..count.min(self.judged.len()) {
+            if self.swept >= self.judged.len() {
+                self.swept = 0;
+            }
+            let at = self.judged[self.swept] as usize;
+            let flow = &mut self.flows[at];
+            if !flow.is_judged() {
+                flow.in_judged = false;
+                self.judged.swap_remove(self.swept);
                 continue;
             }
+            self.swept += 1;
             let spec = flow
                 .spec
                 .and_then(|spec| self.document.specs.get(usize::from(spec)));
             let change = flow.look(now_ns, spec, &rules);
             if change.level.is_some() || !flow.rules.is_empty() {
-                self.tell(self.swept, change.level, now_ns);
+                self.tell(at, change.level, now_ns);
             }
         }
     }
@@ -699,7 +714,8 @@ impl Table {
         self.rule_counts = vec![RuleCount::default(); document.rules.len()];
         self.full = full(&document);
         self.spec_flows = vec![0; self.full.len()];
-        for flow in &mut self.flows {
+        (self.swept, self.judged) = (0, Vec::new());
+        for (at, flow) in (0..).zip(&mut self.flows) {
             let spec = document
                 .specs
                 .iter()
@@ -720,6 +736,10 @@ impl Table {
                 .filter(|(_, rule)| rule.pattern.matches(&flow.key))
                 .map(|(at, _)| (at as u16, RuleState::default()))
                 .collect();
+            flow.in_judged = flow.is_judged();
+            if flow.in_judged {
+                self.judged.push(at);
+            }
         }
         self.document = document;
     }
@@ -733,6 +753,7 @@ impl Table {
         }
         self.index.clear();
         self.flows.clear();
+        self.judged.clear();
         self.spec_flows.fill(0);
         (self.hand, self.swept, self.histograms) = (0, 0, 0);
         (self.latest_ns, self.unseen_ns) = (i64::MIN, i64::MIN);

@@ -794,6 +794,54 @@ fn what_was_not_seen_is_of_the_past_when_the_clock_goes_back() {
     assert_eq!(rules(&mut table), [true]);
 }
 
+#[test]
+fn a_declared_flow_is_looked_at_in_its_turn_among_the_declared_ones_alone() {
+    const CAPACITY: u32 = 1 << 16;
+    let document = "[[flow]]\nname = \"beat\"\nmatch = \"udp * > *:9\"\nperiod = \"10ms\"\n";
+    let read = |document: &str| Document::read(document).expect("a document");
+    let config = Config {
+        capacity: CAPACITY as usize,
+        ..Config::default()
+    };
+    let mut table = Table::new(config, read(document));
+    let from = |number: u32| {
+        let [_, a, b, c] = number.to_be_bytes();
+        [10, a, b, c]
+    };
+    for number in 0..CAPACITY - 1 {
+        take(&mut table, START, &udp(from(number), [1, 2], &[]));
+    }
+    take(&mut table, START, &udp([11, 0, 0, 1], [1, 9], &[]));
+    let level = |table: &Table| {
+        let mut flows = table.flows().iter();
+        let declared = flows.find(|flow| flow.spec.is_some()).expect("declared");
+        (table.flows().len(), declared.level())
+    };
+    let full = CAPACITY as usize;
+    assert_eq!(level(&table), (full, Level::Green));
+    table.sweep(START + 100 * MS, 1);
+    assert_eq!(level(&table), (full, Level::Red));
+    // Others take the places of those that were declared, and the other way round.
+    for document in ["", document] {
+        table.replace_document(read(document));
+        table.sweep(START + 100 * MS, 1);
+    }
+    assert_eq!(level(&table), (full, Level::Red));
+    let later = START + 61_000 * MS;
+    for number in 0..2 * CAPACITY {
+        take(&mut table, later, &udp(from(number), [3, 4], &[]));
+    }
+    table.sweep(later, 1);
+    for last in 2..100 {
+        take(&mut table, later, &udp([11, 0, 0, last], [1, 9], &[]));
+    }
+    table.sweep(later + 100 * MS, 99);
+    let flows = table.flows().iter();
+    let declared = flows.filter(|flow| flow.spec.is_some() && flow.last_ns == later);
+    let levels: Vec<_> = declared.map(Flow::level).collect();
+    assert_eq!(levels, [Level::Red; 98]);
+}
+
 /// Whether rules began or ended, in this order.
 fn rules(table: &mut Table) -> Vec<bool> {
     let events = table.take_events();
