@@ -946,7 +946,7 @@ pub struct Spread {
     pub min_ns: i64,
     /// The mean.
     pub mean_ns: f64,
-    /// The median, at most an eighth too large; none for flows whose distribution is not kept.
+    /// The median, at most an eighth too large, above 32 s perhaps the largest; none for flows whose distribution is not kept.
     pub p50_ns: Option<u64>,
     /// The 99th percentile, likewise.
     pub p99_ns: Option<u64>,

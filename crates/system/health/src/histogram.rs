@@ -1,10 +1,11 @@
-//! A small histogram of times, eight buckets to each power of two: what a quantile says is at most an eighth too large.
+//! A small histogram of times, eight buckets to each power of two: what a quantile says is at most an eighth too large. Above 32 s it says
+//! that there is no limit.
 
 /// Times below this are in the first bucket.
 const SMALLEST: u64 = 64;
 const BUCKETS: usize = 29 * 8;
 
-/// How many samples fell into each bucket, from 64 ns to 34 s.
+/// How many samples fell into each bucket, from 64 ns to 32 s; the last one has all that are longer.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: [u32; BUCKETS],
@@ -29,6 +30,9 @@ fn bucket(nanos: u64) -> usize {
 
 /// The largest time that falls into a bucket.
 fn upper(bucket: usize) -> u64 {
+    if bucket == BUCKETS - 1 {
+        return u64::MAX;
+    }
     let (power, part) = (bucket as u32 / 8 + 6, bucket as u64 % 8);
     ((9 + part) << (power - 3)) - 1
 }
@@ -74,7 +78,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_quantile_is_never_too_small_and_at_most_an_eighth_too_large(
-            mut samples in proptest::collection::vec(64_i64..30_000_000_000, 1..200),
+            mut samples in proptest::collection::vec(64_i64..100_000_000_000, 1..200),
             share in 0.0_f64..1.0,
         ) {
             let mut histogram = Histogram::default();
@@ -83,7 +87,11 @@ mod tests {
             let rank = (share * samples.len() as f64).ceil().max(1.0) as usize;
             let exact = samples[rank - 1] as u64;
             let told = histogram.quantile(share).expect("samples");
-            prop_assert!(told >= exact && told <= exact + exact / 8 + 1, "{told} for {exact}");
+            let most = match exact >= 15 << 31 {
+                true => u64::MAX,
+                false => exact + exact / 8 + 1,
+            };
+            prop_assert!(told >= exact && told <= most, "{told} for {exact}");
         }
     }
 
