@@ -102,6 +102,7 @@ local f = {
 	zero = ProtoField.bytes("takt.zero", "Zero"),
 	-- beat
 	beat_load = ProtoField.uint32("takt.beat.load", "Load (packets)"),
+	beat_sender = ProtoField.uint32("takt.beat.sender", "Sender", base.HEX),
 	beat_functions = ProtoField.uint64("takt.beat.functions", "Functions", base.HEX),
 	beat_sequence = ProtoField.uint64("takt.beat.sequence", "Sequence"),
 }
@@ -461,10 +462,10 @@ local function beat(buffer, pinfo, tree)
 	tree:add(f.magic, buffer(0, 4))
 	if buffer:len() ~= 48 then return tree:add_proto_expert_info(malformed, "a beat of another length than 48 bytes") end
 	tree:add(f.version, buffer(4, 1))
-	if buffer(4, 1):uint() ~= 1 then return tree:add_proto_expert_info(malformed, "a beat of a version other than 1") end
+	if buffer(4, 1):uint() ~= 2 then return tree:add_proto_expert_info(malformed, "a beat of a version other than 2") end
 	tree:add(f.zero, buffer(5, 3))
 	tree:add(f.beat_load, buffer(8, 4))
-	tree:add(f.zero, buffer(12, 4))
+	tree:add(f.beat_sender, buffer(12, 4))
 	tree:add(f.beat_functions, buffer(16, 8))
 	tree:add(f.beat_sequence, buffer(24, 8))
 	tree:add(f.tag, buffer(32, 16))

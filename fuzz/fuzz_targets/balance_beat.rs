@@ -6,20 +6,25 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use takt_balance_xdp::beat::{Beat, Key, LENGTH, NoBeat};
+use takt_balance_xdp::beat::{Beat, Ends, Key, LENGTH, NoBeat};
 
 fuzz_target!(|input: &[u8]| {
     let key = Key::new(&[7; 32]).expect("a key");
-    match Beat::read(input, None) {
+    let ends = Ends {
+        from: [10, 0, 0, 3].into(),
+        to: [10, 0, 0, 2].into(),
+    };
+    match Beat::read(input, None, ends) {
         Ok(beat) => {
             assert_eq!(input.len(), LENGTH);
-            let written = beat.write(None);
-            for part in [0..5, 8..12, 16..32] {
+            let written = beat.write(None, ends);
+            for part in [0..5, 8..32] {
                 assert_eq!(written[part.clone()], input[part]);
             }
-            assert_eq!(Beat::read(input, Some(&key)), Err(NoBeat::Tag));
-            assert_eq!(Beat::read(&beat.write(Some(&key)), Some(&key)), Ok(beat));
+            assert_eq!(Beat::read(input, Some(&key), ends), Err(NoBeat::Tag));
+            let written = beat.write(Some(&key), ends);
+            assert_eq!(Beat::read(&written, Some(&key), ends), Ok(beat));
         }
-        Err(error) => assert_eq!(Beat::read(input, Some(&key)), Err(error)),
+        Err(error) => assert_eq!(Beat::read(input, Some(&key), ends), Err(error)),
     }
 });

@@ -16,9 +16,10 @@ use takt_datapath::stack::{
 use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
 
-use crate::beat::{Beat, Key, NoBeat};
+use crate::beat::Key;
 use crate::error::{Error, TO_LOAD};
 use crate::flow::Service;
+use crate::hear::{self, Ears};
 use crate::look;
 use crate::maps::{About, Counters, LAYOUT, NO_WAY, Reach, SILENT, Waiting};
 use crate::program::Program;
@@ -103,8 +104,13 @@ pub enum Event {
     Reachable(u16),
     /// The device on the way to a neighbour takes no frames of XDP programs: the kernel would drop them. Its bundles leave it.
     NotTaken(u16),
-    /// Beats come from a neighbour's address whose tag is not by the key. Told once until one comes that is.
+    /// Beats come from a neighbour's address whose tag is not by the key, or for other addresses. Told once until one comes that is.
     OtherKey(u16),
+    /// Beats of another version come from a neighbour's address. Told likewise.
+    OtherVersion(u16, u8),
+    /// A neighbour that is dead was started again, and counts from less than the one before it: its clock was set back, and is not ours.
+    /// Told likewise.
+    Older(u16),
 }
 
 /// Why nothing is sent to a neighbour.
@@ -123,11 +129,6 @@ struct Watched {
     way: Destination,
     reach: Result<Reach, No>,
     dead: bool,
-    sequence: u64,
-    /// That its beats are by another key was told.
-    other_key: bool,
-    /// Beats that came.
-    beats: u64,
 }
 
 /// A core at present.
@@ -153,7 +154,7 @@ pub struct Balancer {
     next_hops: NextHops,
     generation: Option<u64>,
     socket: Option<UdpSocket>,
-    beats_refused: u64,
+    ears: Ears,
     known: HashSet<MacAddress>,
     ifindex: u32,
     /// When it was last looked whether the interface is there.
@@ -308,19 +309,12 @@ impl Balancer {
                 way,
                 reach: Err(No::Way),
                 dead: config.silence.is_some(),
-                sequence: 0,
-                other_key: false,
-                beats: 0,
             });
         }
-        let socket = config
-            .beats
-            .map(|address| {
-                let socket = UdpSocket::bind(address)?;
-                socket.set_nonblocking(true).map(|()| socket)
-            })
-            .transpose()
+        let socket = (config.beats.map(hear::listen).transpose())
             .map_err(Error::system("listen for beats", TO_LOAD))?;
+        let addresses = config.neighbours.iter().map(|neighbour| neighbour.address);
+        let ears = Ears::new(config.key.clone(), addresses);
         let cores = vec![Core::default(); config.cores.len()];
         // The wishes are there before the first packet is.
         let mut this = Self {
@@ -332,7 +326,7 @@ impl Balancer {
             next_hops,
             generation: None,
             socket,
-            beats_refused: 0,
+            ears,
             known: HashSet::new(),
             ifindex,
             seen_ns: now,
@@ -360,7 +354,7 @@ impl Balancer {
     /// nothing waits.
     pub fn attend(&mut self) {
         let now = now_ns();
-        self.hear(now);
+        self.hear_beats(now);
         self.look_at_cores(now);
     }
 
@@ -410,47 +404,28 @@ impl Balancer {
         Ok(events)
     }
 
-    fn hear(&mut self, now: i64) {
+    fn hear_beats(&mut self, now: i64) {
         let Some(socket) = &self.socket else { return };
+        let utc = clock_gettime(ClockId::Realtime);
+        let utc_ns = utc.tv_sec * 1_000_000_000 + utc.tv_nsec;
+        let utc_ns = u64::try_from(utc_ns).unwrap_or(0);
         let mut bytes = [0; 64];
         for _ in 0..MOST_BEATS {
-            let Ok((length, from)) = socket.recv_from(&mut bytes) else {
+            let Some((length, ends)) = hear::receive(socket, &mut bytes) else {
                 return;
             };
-            let ip = from.ip().to_canonical();
-            let mut neighbours = (0..).zip(&mut self.neighbours);
-            let of = neighbours.find(|(_, watched)| watched.neighbour.address == ip);
-            // Whoever is no neighbour costs no look at a tag.
-            let beat = of.and_then(|(number, watched)| {
-                match Beat::read(&bytes[..length], self.config.key.as_ref()) {
-                    Ok(beat) => Some(((number, watched), beat)),
-                    Err(NoBeat::Tag) if !std::mem::replace(&mut watched.other_key, true) => {
-                        self.untold.push(Event::OtherKey(number));
-                        None
-                    }
-                    Err(_) => None,
-                }
-            });
-            match beat {
-                // Without a key a sequence proves nothing: one that is dead lives by any other.
-                Some(((number, watched), beat))
-                    if beat.sequence > watched.sequence
-                        || (self.config.key.is_none()
-                            && watched.dead
-                            && beat.sequence != watched.sequence) =>
-                {
-                    watched.sequence = beat.sequence;
-                    watched.other_key = false;
-                    watched.beats += 1;
-                    let report = Report {
-                        load: beat.load,
-                        done_before: None,
-                    };
-                    // There is such a neighbour.
-                    let _ = self.node.report_neighbour(number, report, now);
-                    let _ = self.node.set_provides(number, beat.functions);
-                }
-                _ => self.beats_refused += 1,
+            let neighbours = &self.neighbours;
+            let is_dead = |number: u16| neighbours[usize::from(number)].dead;
+            let bytes = &bytes[..length];
+            let heard = (self.ears).take(bytes, ends, utc_ns, is_dead, &mut self.untold);
+            if let Some((number, beat)) = heard {
+                let report = Report {
+                    load: beat.load,
+                    done_before: None,
+                };
+                // There is such a neighbour.
+                let _ = self.node.report_neighbour(number, report, now);
+                let _ = self.node.set_provides(number, beat.functions);
             }
         }
     }
@@ -656,8 +631,7 @@ impl Balancer {
 
     /// Beats that came from each neighbour, and datagrams that were none or nobody's.
     pub fn heard(&self) -> (Vec<u64>, u64) {
-        let beats = self.neighbours.iter().map(|watched| watched.beats);
-        (beats.collect(), self.beats_refused)
+        (self.ears.beats().collect(), self.ears.refused)
     }
 }
 

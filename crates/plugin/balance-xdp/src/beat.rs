@@ -5,19 +5,23 @@
 //! | bytes | |
 //! |---|---|
 //! | 0–3 | `TKBT` |
-//! | 4 | version, 1 |
+//! | 4 | version, 2 |
 //! | 5–7 | 0 |
 //! | 8–11 | load, in packets that wait before a new one |
-//! | 12–15 | 0 |
+//! | 12–15 | the sender: a number that it draws when it starts |
 //! | 16–23 | functions that it provides, a bit for each |
 //! | 24–31 | sequence: larger than that of the beat before; a time will do |
-//! | 32–47 | [`Tag`] of the bytes before, by the common key; 0 without one |
+//! | 32–47 | [`Tag`] by the common key of the bytes before and of the addresses that it is sent [from and to](Ends), of 16 bytes each (those of IPv4
+//! as `::ffff:a.b.c.d`); 0 without a key |
+//!
+//! What a neighbour has sent is no other one's so, and nothing at another receiver.
 
 use std::io::Read;
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use aws_lc_rs::{constant_time, hmac};
+use aws_lc_rs::{constant_time, hmac, rand};
 
 use crate::error::Error;
 
@@ -26,7 +30,7 @@ pub const LENGTH: usize = 48;
 /// UDP port of beats unless said otherwise: none that IANA has given away.
 pub const PORT: u16 = 7484;
 const MAGIC: [u8; 4] = *b"TKBT";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const SIGNED: usize = LENGTH - TAG_LENGTH;
 /// Bytes of a [`Tag`].
 pub const TAG_LENGTH: usize = 16;
@@ -42,10 +46,33 @@ pub type Tag = [u8; TAG_LENGTH];
 pub struct Beat {
     /// Packets that wait before a new one.
     pub load: u32,
+    /// Who counts: see [`new_sender`].
+    pub sender: u32,
     /// What it provides: a bit for each function.
     pub functions: u64,
     /// Larger than that of the beat before.
     pub sequence: u64,
+}
+
+/// Between which addresses a beat goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// The sender's.
+    pub from: IpAddr,
+    /// The receiver's.
+    pub to: IpAddr,
+}
+
+/// What a sender calls itself until it ends, so that one that is started again is another: whatever its clock says then, nobody takes its
+/// beats for those that were recorded of it before.
+///
+/// # Errors
+/// [`Error::Config`]: there is no randomness.
+pub fn new_sender() -> Result<u32, Error> {
+    let mut bytes = [0; 4];
+    let told = |_| Error::Config("the machine has no random numbers for a sender".into());
+    rand::fill(&mut bytes).map_err(told)?;
+    Ok(u32::from_ne_bytes(bytes))
 }
 
 /// A key that a node and its neighbours share.
@@ -61,7 +88,7 @@ pub enum NoBeat {
     /// Of a version that is not known.
     #[error("a beat of version {0}; {VERSION} is known")]
     Version(u8),
-    /// Its tag is another key's.
+    /// Its tag is another key's, or that of other ends.
     #[error("a beat whose tag is wrong")]
     Tag,
 }
@@ -118,17 +145,32 @@ impl Key {
     }
 }
 
+/// What the tag is of.
+fn signed(bytes: &[u8; LENGTH], ends: Ends) -> [u8; SIGNED + 32] {
+    let mut signed = [0; SIGNED + 32];
+    signed[..SIGNED].copy_from_slice(&bytes[..SIGNED]);
+    for (at, address) in [(SIGNED, ends.from), (SIGNED + 16, ends.to)] {
+        let address = match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        signed[at..at + 16].copy_from_slice(&address.octets());
+    }
+    signed
+}
+
 impl Beat {
     /// As it is sent.
-    pub fn write(&self, key: Option<&Key>) -> [u8; LENGTH] {
+    pub fn write(&self, key: Option<&Key>, ends: Ends) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = VERSION;
         bytes[8..12].copy_from_slice(&self.load.to_be_bytes());
+        bytes[12..16].copy_from_slice(&self.sender.to_be_bytes());
         bytes[16..24].copy_from_slice(&self.functions.to_be_bytes());
         bytes[24..32].copy_from_slice(&self.sequence.to_be_bytes());
         if let Some(key) = key {
-            let tag = key.tag(&bytes[..SIGNED]);
+            let tag = key.tag(&signed(&bytes, ends));
             bytes[SIGNED..].copy_from_slice(&tag);
         }
         bytes
@@ -138,7 +180,7 @@ impl Beat {
     ///
     /// # Errors
     /// [`NoBeat`].
-    pub fn read(bytes: &[u8], key: Option<&Key>) -> Result<Self, NoBeat> {
+    pub fn read(bytes: &[u8], key: Option<&Key>, ends: Ends) -> Result<Self, NoBeat> {
         let bytes: &[u8; LENGTH] = bytes.try_into().map_err(|_| NoBeat::Other)?;
         if bytes[..4] != MAGIC {
             return Err(NoBeat::Other);
@@ -147,7 +189,7 @@ impl Beat {
             return Err(NoBeat::Version(bytes[4]));
         }
         if let Some(key) = key
-            && !key.proves(&bytes[..SIGNED], &bytes[SIGNED..])
+            && !key.proves(&signed(bytes, ends), &bytes[SIGNED..])
         {
             return Err(NoBeat::Tag);
         }
@@ -158,6 +200,7 @@ impl Beat {
         };
         Ok(Self {
             load: (long(8) >> 32) as u32,
+            sender: long(8) as u32,
             functions: long(16),
             sequence: long(24),
         })
@@ -166,33 +209,67 @@ impl Beat {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     const BEAT: Beat = Beat {
         load: 7,
+        sender: 9,
         functions: 5,
         sequence: 0x0102_0304_0506_0708,
     };
+
+    const A: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3));
+    const B: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 4));
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+    const ENDS: Ends = Ends { from: A, to: HERE };
+
+    #[test]
+    fn the_tag_of_a_beat_is_wrong_at_any_other_ends() {
+        let key = Key::new(&[1; 16]).expect("a key");
+        let bytes = BEAT.write(Some(&key), ENDS);
+        for (from, to) in [(B, HERE), (A, B), (HERE, A)] {
+            let read = Beat::read(&bytes, Some(&key), Ends { from, to });
+            assert_eq!(read, Err(NoBeat::Tag), "from {from} to {to}");
+        }
+        // A socket of IPv6 says the same of IPv4.
+        let wide = |address: IpAddr| match address {
+            IpAddr::V4(address) => IpAddr::V6(address.to_ipv6_mapped()),
+            address => address,
+        };
+        let ends = Ends {
+            from: wide(A),
+            to: wide(HERE),
+        };
+        assert_eq!(Beat::read(&bytes, Some(&key), ends), Ok(BEAT));
+    }
 
     #[test]
     fn a_beat_is_read_as_it_was_written_and_with_its_key_alone() {
         let key = Key::new(&[1; 16]).expect("a key");
         let other = Key::new(&[2; 16]).expect("a key");
-        let bytes = BEAT.write(Some(&key));
-        assert_eq!(Beat::read(&bytes, Some(&key)), Ok(BEAT));
-        assert_eq!(Beat::read(&bytes, Some(&other)), Err(NoBeat::Tag));
-        let plain = BEAT.write(None);
-        assert_eq!(Beat::read(&plain, None), Ok(BEAT));
-        assert_eq!(Beat::read(&plain, Some(&key)), Err(NoBeat::Tag));
+        let bytes = BEAT.write(Some(&key), ENDS);
+        let read = |bytes: &[u8], key: Option<&Key>| Beat::read(bytes, key, ENDS);
+        assert_eq!(read(&bytes, Some(&key)), Ok(BEAT));
+        assert_eq!(read(&bytes, Some(&other)), Err(NoBeat::Tag));
+        let plain = BEAT.write(None, ENDS);
+        assert_eq!(read(&plain, None), Ok(BEAT));
+        assert_eq!(read(&plain, Some(&key)), Err(NoBeat::Tag));
         for at in 0..SIGNED {
             let mut bent = bytes;
             bent[at] ^= 1;
-            assert!(Beat::read(&bent, Some(&key)).is_err(), "byte {at}");
+            assert!(read(&bent, Some(&key)).is_err(), "byte {at}");
         }
-        assert_eq!(Beat::read(&bytes[..47], None), Err(NoBeat::Other));
-        let mut newer = plain;
-        newer[4] = 2;
-        assert_eq!(Beat::read(&newer, None), Err(NoBeat::Version(2)));
+        assert_eq!(read(&bytes[..47], None), Err(NoBeat::Other));
+        for version in [1, 3] {
+            let mut other = plain;
+            other[4] = version;
+            let refused = read(&other, None).expect_err("refused");
+            assert_eq!(refused, NoBeat::Version(version));
+            let told = format!("a beat of version {version}; 2 is known");
+            assert_eq!(refused.to_string(), told);
+        }
     }
 
     #[test]

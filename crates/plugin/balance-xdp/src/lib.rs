@@ -27,6 +27,7 @@ mod balancer;
 pub mod beat;
 mod error;
 mod flow;
+mod hear;
 pub mod look;
 mod maps;
 mod program;

@@ -4,6 +4,7 @@ mod arguments;
 pub mod control;
 mod run;
 
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use takt_balance::table::Target;
-use takt_balance_xdp::beat::{Beat, Key, PORT};
+use takt_balance_xdp::beat::{Beat, Ends, Key, PORT, new_sender};
 use takt_balance_xdp::look::{self, Look};
 use takt_balance_xdp::{COUNTERS, Counters, hash, hash_of_stream};
 use takt_health::key::FlowKey;
@@ -58,6 +59,9 @@ A neighbour gets flows only while its beats come. Send them as often as a quarte
 balance, at least. Beats go to an address of the balancer that is its own alone: the service's is this host's as
 well, so that beats to it come back here. It is refused; loopback addresses are not.
 
+With --key a beat counts for the addresses that it was sent from and to, so NAT may not be between. Who starts this again may have set the clock back
+meanwhile, to within 10 s of the balancer's: its beats count once those of before have been missing for --silence.
+
 A host with the service's address on `lo` still answers ARP for it on its other interfaces, and takes it from the balancer, unless
   sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2
 
@@ -81,7 +85,7 @@ struct SendBeats {
     /// Functions that this host provides, 0 to 63 [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=63))]
     functions: Vec<u8>,
-    /// A file whose bytes, 16 at least, are the key of beats, and which others may not read
+    /// A file whose bytes, 16 at least, are the key of beats, and which others may not read; without it, beats of whoever sends from this host's address count
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Stop after this time
@@ -103,13 +107,8 @@ impl SendBeats {
             }
             to.push(address);
         }
-        let sockets = to.iter().map(|to| {
-            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-            UdpSocket::bind(any)
-        });
-        let sockets: Vec<_> = sockets
-            .collect::<Result<_, _>>()
-            .map_err(Failure::io("open a socket for beats"))?;
+        let sender = new_sender()?;
+        let mut listeners: Vec<_> = to.into_iter().map(Listener::new).collect();
         let mut load = self.of.as_deref().map(Load::of).transpose()?;
         let functions = match self.functions.is_empty() {
             true => u64::MAX,
@@ -123,21 +122,22 @@ impl SendBeats {
         let (mut failed, mut sequence) = (None, 0);
         while self.lasts.is_none_or(|lasts| begin.elapsed() < lasts) {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            // The time, so that a sender that is started again goes on; also where the clock was set back.
+            // The time, so that a sender that is started again goes on; it counts on where the clock is set back meanwhile.
             sequence = since
                 .map_or(0, |since| since.as_nanos() as u64)
                 .max(sequence + 1);
             let beat = Beat {
                 load: load.as_mut().map_or(0, Load::now),
+                sender,
                 functions,
                 sequence,
             };
-            let bytes = beat.write(key.as_ref());
-            for (socket, to) in sockets.iter().zip(&to) {
+            for listener in &mut listeners {
                 // Whoever is not there yet may come: told once.
-                if let Err(error) = socket.send_to(&bytes, to)
+                if let Err(error) = listener.send(&beat, key.as_ref())
                     && failed.replace(()).is_none()
                 {
+                    let to = listener.to;
                     eprintln!("takt: warning: cannot send a beat to {to}: {error}");
                 }
             }
@@ -146,6 +146,48 @@ impl SendBeats {
                 break;
             }
         }
+        Ok(())
+    }
+}
+
+/// Whom beats are sent to.
+struct Listener {
+    to: SocketAddr,
+    /// Bound to the address from which the kernel sends there, which tags name, and when that was looked up.
+    from: Option<(UdpSocket, Instant)>,
+}
+
+impl Listener {
+    /// Between two looks whether the address is still the same.
+    const EVERY: Duration = Duration::from_millis(100);
+
+    fn new(to: SocketAddr) -> Self {
+        Self { to, from: None }
+    }
+
+    fn send(&mut self, beat: &Beat, key: Option<&Key>) -> io::Result<()> {
+        let bound = self.from.take();
+        let (socket, looked) = match bound {
+            Some((socket, looked)) if looked.elapsed() < Self::EVERY => (socket, looked),
+            bound => {
+                let mut from = own_address(&self.to)?;
+                from.set_port(0);
+                let same = bound.filter(|(socket, _)| {
+                    (socket.local_addr()).is_ok_and(|bound| bound.ip() == from.ip())
+                });
+                let socket = match same {
+                    Some((socket, _)) => socket,
+                    None => UdpSocket::bind(from)?,
+                };
+                (socket, Instant::now())
+            }
+        };
+        let ends = Ends {
+            from: socket.local_addr()?.ip(),
+            to: self.to.ip(),
+        };
+        socket.send_to(&beat.write(key, ends), self.to)?;
+        self.from = Some((socket, looked));
         Ok(())
     }
 }
@@ -191,14 +233,17 @@ impl<'a> Load<'a> {
     }
 }
 
+/// From where the kernel sends to an address.
+fn own_address(to: &SocketAddr) -> io::Result<SocketAddr> {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any)?;
+    socket.connect(to)?;
+    socket.local_addr()
+}
+
 /// Whether an address is one of this host's, other than a loopback one: the kernel sends there from the address itself.
 fn is_own(to: &SocketAddr) -> bool {
-    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = UdpSocket::bind(any).and_then(|socket| {
-        socket.connect(to)?;
-        socket.local_addr()
-    });
-    !to.ip().is_loopback() && socket.is_ok_and(|from| from.ip() == to.ip())
+    !to.ip().is_loopback() && own_address(to).is_ok_and(|from| from.ip() == to.ip())
 }
 
 /// An address with the usual port, or another.

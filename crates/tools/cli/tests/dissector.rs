@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use rustix::process::Signal;
 use serde_json::Value;
 use support::{Daemon, takt};
-use takt_balance_xdp::beat::{Beat, PORT as PORT_OF_BEATS};
+use takt_balance_xdp::beat::{Beat, Ends, PORT as PORT_OF_BEATS};
 use takt_capture::Meta;
 use takt_capture::pcapng::Writer;
 use takt_capture::socket::PromptSocket;
@@ -251,25 +251,33 @@ fn what_a_receiver_refuses_is_shown_as_malformed_and_nothing_else_is() {
 fn beats_of_load_management_are_shown_and_what_no_receiver_takes_is_malformed() {
     let beat = Beat {
         load: 7,
+        sender: 9,
         functions: 5,
         sequence: 1_700_000_000_000_000_000,
     };
-    let whole = beat.write(None).to_vec();
+    let ends = Ends {
+        from: [10, 0, 0, 3].into(),
+        to: [10, 0, 0, 2].into(),
+    };
+    let whole = beat.write(None, ends).to_vec();
     let mut datagrams: Vec<Vec<u8>> = (4..whole.len()).map(|end| whole[..end].to_vec()).collect();
     let mut newer = whole.clone();
-    newer[4] = 2;
-    datagrams.extend([newer, whole]);
+    newer[4] = 3;
+    let mut older = whole.clone();
+    older[4] = 1;
+    datagrams.extend([newer, older, whole]);
     let directory = Directory::new();
     let path = directory.text("beats.pcapng");
     write(&path, datagrams.iter().map(|beat| udp(PORT_OF_BEATS, beat)));
     let packets = dissect(&path);
     assert_eq!(packets.len(), datagrams.len());
     for (datagram, layers) in datagrams.iter().zip(&packets) {
-        let refused = Beat::read(datagram, None).is_err();
+        let refused = Beat::read(datagram, None, ends).is_err();
         assert_eq!(is_faulty(layers), refused, "{datagram:x?}: {layers}");
     }
     let of = |name| values(packets.last().expect("packets"), name);
     assert_eq!(of("takt.beat.load"), ["7"]);
+    assert_eq!(of("takt.beat.sender"), ["0x00000009"]);
     assert_eq!(of("takt.beat.functions"), ["0x0000000000000005"]);
     assert_eq!(of("takt.beat.sequence"), ["1700000000000000000"]);
 }

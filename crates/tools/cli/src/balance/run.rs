@@ -117,7 +117,8 @@ pub struct Run {
     #[arg(long, conflicts_with_all = ["silence", "beats"])]
     no_beats: bool,
     /// A file whose bytes, 16 at least, are the key of beats and control messages, and which others may not read; without it, beats are known by their source address alone,
-    /// and whoever can send from that keeps a neighbour alive, or ends it
+    /// and whoever can send from that keeps a neighbour alive, or ends it. With it a beat counts from the address that it was sent from, at the one that it was sent to: no NAT may
+    /// be between
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Where rules of `takt monitor` send messages to have flows leave, such as 10.0.0.2:7485
@@ -169,6 +170,13 @@ enum Line<'a> {
         neighbour: u16,
     },
     OtherKey {
+        neighbour: u16,
+    },
+    OtherVersion {
+        neighbour: u16,
+        version: u8,
+    },
+    Older {
         neighbour: u16,
     },
     /// A rule has a flow leave.
@@ -559,7 +567,17 @@ impl Run {
             Event::Reachable(neighbour) => (Line::Reachable { neighbour }, "can be reached"),
             Event::OtherKey(neighbour) => (
                 Line::OtherKey { neighbour },
-                "sends beats that are not by this key, which are refused: give `takt balance beat` there the same file with --key",
+                "sends beats that are not by this key, or for other addresses, which are refused: give `takt balance beat` there the same file with --key, \
+                 and let no NAT be between",
+            ),
+            Event::OtherVersion(neighbour, version) => (
+                Line::OtherVersion { neighbour, version },
+                "sends beats of another version, which are refused: have the same version of takt there",
+            ),
+            Event::Older(neighbour) => (
+                Line::Older { neighbour },
+                "sends beats that are older than those before it was started again, which are refused: its clock was set back, and is more than 10 s off \
+                 this one's; set both, or start this again",
             ),
             Event::NotTaken(neighbour) => (
                 Line::NotTaken { neighbour },
@@ -571,7 +589,9 @@ impl Run {
         | Event::Unreachable(number)
         | Event::Reachable(number)
         | Event::NotTaken(number)
-        | Event::OtherKey(number)) = event;
+        | Event::OtherKey(number)
+        | Event::OtherVersion(number, _)
+        | Event::Older(number)) = event;
         let address = self.neighbour.get(usize::from(number));
         let address = address.map(|neighbour| neighbour.address.to_string());
         match self.form.json {
@@ -606,6 +626,10 @@ impl Run {
             }),
             false => {
                 let mut text = super::show(&told);
+                if balancer.beats().is_some() {
+                    let beats: u64 = beats.iter().sum();
+                    text.push_str(&format!("{beats} beats, and {beats_refused} refused\n"));
+                }
                 if let Some(control) = control {
                     text.push_str(&format!(
                         "{} control messages, and {} refused\n",
