@@ -7,6 +7,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use takt_datapath::OpenError;
@@ -56,8 +57,11 @@ pub(crate) struct Attachment {
     /// Keeps the program's map of endpoints true to the interface's addresses.
     interface: Interface,
     next_hops: Arc<NextHops>,
+    /// The interface has left the namespace at some time, which has unbound all sockets on it for good, be it there again
+    /// or another of its index.
+    gone: Arc<AtomicBool>,
     /// Keeps the program attached.
-    _link: OwnedFd,
+    link: Mutex<Option<OwnedFd>>,
 }
 
 /// A port's claim on an attachment: an address, and a number in the program's maps. Given back on
@@ -86,12 +90,16 @@ impl Attachment {
     ) -> Result<Arc<Self>, OpenError> {
         let mut attachments = lock(&ATTACHMENTS);
         attachments.retain(|attachment| attachment.strong_count() > 0);
-        let present = attachments
-            .iter()
-            .filter_map(Weak::upgrade)
-            .find(|present| {
-                present.namespace == device.namespace && present.ifindex == device.ifindex
-            });
+        let mut present = None;
+        for known in attachments.iter().filter_map(Weak::upgrade) {
+            if known.is_gone() {
+                // An interface that was in another namespace meanwhile has kept the program, be its index the same or not,
+                // which leaves no room for ours.
+                drop(lock(&known.link).take());
+            } else if known.namespace == device.namespace && known.ifindex == device.ifindex {
+                present = Some(known);
+            }
+        }
         if let Some(present) = present {
             let wanted = match mode {
                 Mode::Auto => present.mode,
@@ -143,14 +151,26 @@ impl Attachment {
         } = program::attach(device, mode)?;
         let maps = Arc::new(Mutex::new(maps));
         let followed = Arc::clone(&maps);
+        let gone = Arc::new(AtomicBool::new(false));
+        let left = Arc::clone(&gone);
         let interface = next_hops
             .on_interface_change(device.ifindex, move |state| {
+                if state.is_none() {
+                    // Release: pairs with the Acquire of `is_gone`.
+                    left.store(true, Ordering::Release);
+                }
+                // Relaxed: this thread alone stores. Nothing is for sockets that are unbound.
+                let state = state.filter(|_| !left.load(Ordering::Relaxed));
                 let addresses = state.map_or(&[][..], |state| &state.addresses);
                 if let Err(error) = lock(&followed).set_addresses(addresses) {
                     tracing::warn!(%error, "cannot enter the addresses into the XDP program's map");
                 }
             })
             .map_err(untold)?;
+        if interface.state().is_none() {
+            // Since it was looked at above.
+            gone.store(true, Ordering::Release);
+        }
         Ok(Self {
             namespace: device.namespace,
             ifindex: device.ifindex,
@@ -161,7 +181,8 @@ impl Attachment {
             traits: Mutex::default(),
             interface,
             next_hops,
-            _link: link,
+            gone,
+            link: Mutex::new(Some(link)),
         })
     }
 
@@ -179,9 +200,14 @@ impl Attachment {
         &self.next_hops
     }
 
-    /// The interface's present state, `None` when it is gone.
+    /// The interface has left the namespace, and all sockets on it are dead.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// The interface's present state, `None` when it is gone, be it there again or not.
     pub(crate) fn interface_state(&self) -> Option<Arc<InterfaceState>> {
-        self.interface.state()
+        self.interface.state().filter(|_| !self.is_gone())
     }
 
     pub(crate) fn maps(&self) -> MutexGuard<'_, Maps> {

@@ -1,4 +1,5 @@
-//! An interface that was removed, and is there again: its sockets and its program went with it. They are made anew by a thread
+//! An interface that was removed, and is there again: its sockets and its program went with it, even if its index is the one
+//! that it had. They are made anew by a thread
 //! of their own, beside the lanes, whose ports take them over between two frames.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -228,7 +229,8 @@ fn follow(probed: &Probed, changed: &Arc<Mutex<Changed>>) -> Result<Interface, S
 
 impl Health for Link {
     fn fault(&self) -> Option<String> {
-        let state = lock(&self.0.interface).state();
+        let gone = self.0.site.probed().attachment.is_gone();
+        let state = lock(&self.0.interface).state().filter(|_| !gone);
         let name = &self.0.site.config.interface;
         match state {
             None => Some(self.removed()),

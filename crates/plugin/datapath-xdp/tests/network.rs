@@ -10,7 +10,7 @@ use support::{
     Family, PATIENCE, TwoHosts, connect, get_through, receive, reserve, send, wait_until,
 };
 use takt_datapath::conformance::Node;
-use takt_datapath::{ConnectError, Datapath, PeerHandle, Port, ReserveError};
+use takt_datapath::{ConnectError, Datapath, Health, PeerHandle, Port, ReserveError};
 use takt_datapath_xdp::Mode;
 use takt_lab::{LabConfig, LinkState};
 use takt_time::TrafficClass;
@@ -596,6 +596,121 @@ fn what_waits_on_an_interface_that_is_replaced_is_counted() {
     );
     assert!(left.flush());
     assert_eq!(left.counters(), counters);
+}
+
+/// A network namespace with nothing in it, where an interface keeps its index. Gone when dropped.
+struct Empty(String);
+
+impl Empty {
+    fn new(hosts: &TwoHosts) -> Self {
+        let empty = Self(format!("{}-e", hosts.host(Node::Left).namespace()));
+        let add = ["netns", "add", &empty.0];
+        let added = std::process::Command::new("ip").args(add).status();
+        assert!(added.is_ok_and(|status| status.success()));
+        empty
+    }
+}
+
+impl Drop for Empty {
+    fn drop(&mut self) {
+        let delete = ["netns", "delete", &self.0];
+        let _ = std::process::Command::new("ip").args(delete).status();
+    }
+}
+
+/// Its index is the one that it had, but its sockets were unbound when it left.
+#[test]
+fn an_interface_that_leaves_the_namespace_and_returns_is_used_again() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    let (mut left, mut right) = (hosts.open(Node::Left, 4000), hosts.open(Node::Right, 4000));
+    let peer = connect(&mut *left, right.local());
+    send(&mut *left, peer, b"before");
+    assert_eq!(receive(&mut *right).1, b"before");
+    let health = hosts.xdp(Node::Left).health(Box::new(|| ()));
+    let health = health.expect("the link is watched");
+    let empty = Empty::new(&hosts);
+    let [here, other] = [Node::Left, Node::Right].map(|node| hosts.host(node).namespace());
+    // And once more by way of the other host, where its index may be taken: it returns with another then.
+    for (there, name) in [(empty.0.as_str(), "eth0"), (other, "away0")] {
+        hosts.ip(Node::Left, &format!("link set eth0 netns {there} name {name}"));
+        hosts.ip(
+            Node::Right,
+            &format!("-n {there} link set {name} netns {here} name eth0"),
+        );
+        hosts.ip(Node::Left, "address add 10.77.0.1/24 dev eth0");
+        hosts.ip(Node::Left, "link set eth0 up");
+        get_through_again(&hosts, &*health, &mut *left, peer, |left| {
+            if let Ok(frame) = left.reserve(peer) {
+                left.payload(&frame)[..name.len()].copy_from_slice(name.as_bytes());
+                left.commit(frame, name.len(), TrafficClass::BEST_EFFORT, None);
+            }
+            left.flush();
+            let mut seen = false;
+            right.receive(64, &mut |datagram| seen |= datagram.payload == name.as_bytes());
+            seen
+        });
+        let back = connect(&mut *right, left.local());
+        send(&mut *right, back, name.as_bytes());
+        assert_eq!(receive(&mut *left).1, name.as_bytes());
+        right.disconnect(back);
+    }
+}
+
+/// Faster than whoever follows the tables looks at them: no state is between.
+#[test]
+fn an_interface_that_is_made_anew_at_once_with_the_same_index_is_used_again() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    let mut left = hosts.open(Node::Left, 4000);
+    let peer = connect(&mut *left, address("10.77.0.2:5000"));
+    let health = hosts.xdp(Node::Left).health(Box::new(|| ()));
+    let health = health.expect("the link is watched");
+    let there = hosts.host(Node::Right).namespace();
+    let index = {
+        let _inside = hosts.host(Node::Left).enter().expect("enter the host");
+        // SAFETY: the name is a string with its terminator.
+        unsafe { libc::if_nametoindex(c"eth0".as_ptr()) }
+    };
+    let anew = std::env::temp_dir().join(format!("takt-anew-{}", std::process::id()));
+    let commands = format!(
+        "link del eth0\nlink add eth0 index {index} type veth peer name far0 netns {there}\n\
+         address add 10.77.0.1/24 dev eth0\nlink set eth0 up\n"
+    );
+    std::fs::write(&anew, commands).expect("write");
+    hosts.ip(Node::Left, &format!("-batch {}", anew.display()));
+    std::fs::remove_file(&anew).expect("ours");
+    hosts.ip(Node::Right, "address add 10.77.0.2/24 dev far0");
+    hosts.ip(Node::Right, "link set far0 up");
+    let socket = udp(&hosts, "10.77.0.2:5000");
+    let mut buffer = [0; 64];
+    get_through_again(&hosts, &*health, &mut *left, peer, |left| {
+        if let Ok(frame) = left.reserve(peer) {
+            left.payload(&frame)[..5].copy_from_slice(b"after");
+            left.commit(frame, 5, TrafficClass::BEST_EFFORT, None);
+        }
+        left.flush();
+        socket.recv(&mut buffer).is_ok()
+    });
+    socket.send_to(b"and back", left.local()).expect("send");
+    assert_eq!(receive(&mut *left).1, b"and back");
+}
+
+/// Until `arrives`, with the sockets looked after as a node does.
+fn get_through_again(
+    hosts: &TwoHosts,
+    health: &dyn Health,
+    port: &mut dyn Port,
+    peer: PeerHandle,
+    mut arrives: impl FnMut(&mut dyn Port) -> bool,
+) {
+    wait_until("what is sent by the interface to arrive", || {
+        let _inside = hosts.host(Node::Left).enter().expect("enter the host");
+        port.reaches(peer);
+        health.fault().is_none() && arrives(port)
+    });
 }
 
 #[test]

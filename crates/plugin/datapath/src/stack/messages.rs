@@ -24,6 +24,9 @@ const NEIGHBOUR_EVENTS: std::ops::RangeInclusive<u16> = 28..=29;
 /// `RTM_NEWLINK`, `RTM_DELLINK`, `RTM_NEWADDR` and `RTM_DELADDR`: events that change an
 /// [`super::InterfaceState`] too.
 const INTERFACE_EVENTS: std::ops::RangeInclusive<u16> = 16..=21;
+/// `RTM_DELLINK`: `struct ifinfomsg` behind the header has a family first, and an index at 4.
+const LINK_GONE: u16 = 17;
+const HEADER: usize = 16;
 
 /// A unicast route to one destination.
 #[derive(Debug, PartialEq, Eq)]
@@ -70,6 +73,9 @@ pub(super) enum Event {
     },
     /// A link or an address: any next hop and any interface.
     Interface,
+    /// This interface has gone, be there another of its index by now or not; otherwise as
+    /// [`Interface`](Self::Interface).
+    Gone(u32),
     /// A route, rule or next-hop object: any next hop.
     Route,
     /// An entry of a forwarding table of a bridge or of a VXLAN device.
@@ -78,6 +84,11 @@ pub(super) enum Event {
 
 pub(super) fn read_event(message: &[u8]) -> Option<Event> {
     let kind = u16::from_ne_bytes(message.get(4..6)?.try_into().ok()?);
+    if kind == LINK_GONE
+        && let Some(ifindex) = read_gone(message)
+    {
+        return Some(Event::Gone(ifindex));
+    }
     if INTERFACE_EVENTS.contains(&kind) {
         return Some(Event::Interface);
     }
@@ -113,6 +124,14 @@ pub(super) fn read_event(message: &[u8]) -> Option<Event> {
             }
             _ => None,
         })
+}
+
+/// The interface that has gone. That one has left a bridge is told by the same message, with the family of bridges.
+fn read_gone(message: &[u8]) -> Option<u32> {
+    let unspecified = libc::AF_UNSPEC as u8;
+    (*message.get(HEADER)? == unspecified).then_some(())?;
+    let index = message.get(HEADER + 4..HEADER + 8)?;
+    Some(u32::from_ne_bytes(index.try_into().ok()?))
 }
 
 /// An entry of a forwarding table: of a VXLAN device, or of a bridge.
@@ -400,6 +419,19 @@ mod tests {
     #[test]
     fn the_far_end_of_a_pair_is_not_an_interface_below() {
         assert_eq!(link(Vec::new()).vlan, None);
+    }
+
+    #[test]
+    fn an_interface_that_leaves_a_bridge_has_not_gone() {
+        let event = |family: libc::c_int| {
+            let mut message = [0; HEADER + 16];
+            message[4..6].copy_from_slice(&LINK_GONE.to_ne_bytes());
+            message[HEADER] = family as u8;
+            message[HEADER + 4..HEADER + 8].copy_from_slice(&7_u32.to_ne_bytes());
+            read_event(&message)
+        };
+        assert_eq!(event(libc::AF_UNSPEC), Some(Event::Gone(7)));
+        assert_eq!(event(libc::AF_BRIDGE), Some(Event::Interface));
     }
 }
 

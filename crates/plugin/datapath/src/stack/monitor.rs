@@ -57,6 +57,8 @@ pub(super) struct Monitor {
     generation: Arc<AtomicU64>,
     destinations: HashMap<u64, DestinationEntry>,
     interfaces: HashMap<u64, InterfaceEntry>,
+    /// Interfaces that have gone since those who follow them were told last.
+    gone: Vec<u32>,
     notify: Option<Notify>,
     /// Forwarding tables have changed since the last notice.
     forwarding_dirty: bool,
@@ -84,6 +86,7 @@ impl Monitor {
             generation,
             destinations: HashMap::new(),
             interfaces: HashMap::new(),
+            gone: Vec::new(),
         }
     }
 
@@ -171,6 +174,9 @@ impl Monitor {
                     answered();
                 }
                 Command::WatchInterface(ifindex, changed, slot, reply) => {
+                    // What has gone until now is not what is followed from now on.
+                    let interfaces_dirty = self.collect();
+                    self.refresh(interfaces_dirty);
                     let entry = InterfaceEntry {
                         ifindex,
                         changed,
@@ -200,20 +206,24 @@ impl Monitor {
             let mut some = false;
             let destinations = &mut self.destinations;
             let forwarding_dirty = &mut self.forwarding_dirty;
+            let gone = &mut self.gone;
             let drained = self.events.drain(|event| {
                 if event == Event::Forwarding {
                     *forwarding_dirty = true;
                     return;
                 }
                 some = true;
-                interfaces_dirty |= event == Event::Interface;
+                interfaces_dirty |= matches!(event, Event::Interface | Event::Gone(_));
+                if let Event::Gone(ifindex) = event {
+                    gone.push(ifindex);
+                }
                 match event {
                     Event::Neighbour { ifindex, address } => destinations
                         .values_mut()
                         .filter(|entry| entry.neighbour == Some((ifindex, address)))
                         .for_each(|entry| entry.dirty = true),
                     Event::Forwarding => {}
-                    Event::Interface | Event::Route => {
+                    Event::Interface | Event::Gone(_) | Event::Route => {
                         destinations
                             .values_mut()
                             .for_each(|entry| entry.dirty = true);
@@ -325,8 +335,16 @@ impl Monitor {
     }
 
     fn refresh_interfaces(&mut self) {
+        let gone = std::mem::take(&mut self.gone);
         if self.interfaces.is_empty() {
             return;
+        }
+        // All of them before any is told of an interface that is in the place of one by now: who is told of that may ask
+        // others whether theirs is another.
+        for entry in self.interfaces.values_mut() {
+            if gone.contains(&entry.ifindex) && publish(&self.generation, &entry.slot, None) {
+                (entry.changed)(None);
+            }
         }
         let tables = self
             .tables

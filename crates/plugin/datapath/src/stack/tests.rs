@@ -221,6 +221,39 @@ fn an_interface_tells_its_changes_to_watchers_and_to_callers() {
     }
 }
 
+/// Also where it is quicker than the end of a burst of changes.
+#[test]
+fn an_interface_that_is_replaced_by_one_of_its_index_is_told_to_have_gone() {
+    let Some(lab) = hosts() else { return };
+    let left = lab.host(0);
+    let (monitor, ifindex) = monitor(left);
+    let told = Arc::new(Mutex::new(Vec::<bool>::new()));
+    let log = Arc::clone(&told);
+    let interface = monitor
+        .on_interface_change(ifindex, move |state| {
+            log.lock().expect("log").push(state.is_some())
+        })
+        .expect("watch");
+    let anew = std::env::temp_dir().join(format!("takt-anew-index-{}", std::process::id()));
+    let commands =
+        format!("link del eth0\nlink add eth0 index {ifindex} mtu 1400 type veth peer name far0\n");
+    std::fs::write(&anew, commands).expect("write");
+    ip(left, &format!("-batch {}", anew.display()));
+    std::fs::remove_file(&anew).expect("ours");
+    until(&monitor, "following the new one", || {
+        interface.state().filter(|state| state.mtu == 1400)
+    });
+    let start = Instant::now();
+    while told.lock().expect("log").last() != Some(&true) {
+        assert!(start.elapsed() < PATIENCE, "the caller is told of no state");
+    }
+    let told = told.lock().expect("log").clone();
+    assert!(
+        told.starts_with(&[true]) && told.contains(&false),
+        "{told:?}"
+    );
+}
+
 #[test]
 fn an_interface_that_is_not_there_has_no_state() {
     let Some(lab) = hosts() else { return };

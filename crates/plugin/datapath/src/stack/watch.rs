@@ -255,8 +255,9 @@ impl NextHops {
     }
 
     /// As [`watch_interface`](Self::watch_interface), and has the monitor's thread call `changed`
-    /// with each new state, `None` when the interface is gone; the first time before this returns,
-    /// unless there is no such interface. It must be quick and must not hold on to the `NextHops`.
+    /// with each new state, `None` when the interface is gone, even if one of the same index is there
+    /// at once; the first time before this returns, unless there is no such interface. It must be
+    /// quick and must not hold on to the `NextHops`.
     ///
     /// # Errors
     /// [`StackError::Stopped`].
