@@ -9,7 +9,7 @@
 //! host: there is no wire to them.
 //!
 //! # Limits
-//! - IP fragments and IPv6 extension headers go to the kernel, where nobody reads them for Takt.
+//! - IP fragments and IPv6 extension headers go to the kernel, where nobody reads them for Takt: they are counted as dropped.
 //! - Datagrams on queues outside [`XdpConfig::queues`] go the same way.
 //! - An interface that goes down and comes back is followed. When one is deleted its sockets die with it, and a port there
 //!   reports [`takt_datapath::ReserveError::Unresolved`]. When there is another one of its name, whoever asks for the

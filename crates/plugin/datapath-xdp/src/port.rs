@@ -402,7 +402,8 @@ impl Port for XdpPort {
 
     fn counters(&self) -> PortCounters {
         let mut counters = self.counters;
-        counters.rx_dropped = self.dropped_before + self.bound.dropped();
+        counters.rx_dropped =
+            self.dropped_before + self.bound.dropped() + self.berth.reservation.dropped();
         counters
     }
 }

@@ -2,14 +2,23 @@
 //!
 //! A bound socket that receives nothing: it keeps other programs from binding the port, whose
 //! traffic they would never see, picks a free port where any will do, and keeps the kernel from
-//! answering "port unreachable" to the datagrams that it does get, on queues without a socket.
+//! answering "port unreachable" to the datagrams that it does get: on queues without a socket, in
+//! fragments, behind IPv6 extension headers. Those are lost, and it counts them.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use takt_datapath::OpenError;
+
+use crate::attachment::lock;
+
+/// Numbers that `SO_MEMINFO` gives, and which of them is that of lost datagrams (`SK_MEMINFO_VARS`
+/// and `SK_MEMINFO_DROPS` of `linux/sock_diag.h`).
+const MEMINFO_VARS: usize = 9;
+const MEMINFO_DROPS: usize = 8;
 
 /// How long an address may be in use without being refused: a child of `fork(2)` has the sockets
 /// that its parent closes meanwhile until it calls `exec(2)`.
@@ -19,7 +28,9 @@ const INHERITED: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) struct Reservation {
     local: SocketAddr,
-    _socket: UdpSocket,
+    socket: UdpSocket,
+    /// Datagrams that the kernel had, as far as it was asked.
+    dropped: Mutex<u64>,
 }
 
 impl Reservation {
@@ -43,13 +54,24 @@ impl Reservation {
         drop_everything(&socket).map_err(refused)?;
         Ok(Self {
             local,
-            _socket: socket,
+            socket,
+            dropped: Mutex::new(0),
         })
     }
 
     /// The address, with the port that the kernel chose where none was asked for.
     pub(crate) fn local(&self) -> SocketAddr {
         self.local
+    }
+
+    /// Datagrams for the address that have come to the kernel, and were dropped.
+    pub(crate) fn dropped(&self) -> u64 {
+        let mut dropped = lock(&self.dropped);
+        if let Ok(now) = drops(&self.socket) {
+            // The kernel counts in 32 bits.
+            *dropped += u64::from(now.wrapping_sub(*dropped as u32));
+        }
+        *dropped
     }
 }
 
@@ -98,6 +120,26 @@ fn bound(bind: SocketAddr) -> io::Result<UdpSocket> {
     };
     if result == 0 {
         Ok(socket.into())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+fn drops(socket: &UdpSocket) -> io::Result<u32> {
+    let mut memory = [0_u32; MEMINFO_VARS];
+    let mut length = size_of_val(&memory) as libc::socklen_t;
+    // SAFETY: the descriptor is open, and the kernel writes no more than `length` says.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MEMINFO,
+            memory.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 {
+        Ok(memory[MEMINFO_DROPS])
     } else {
         Err(io::Error::last_os_error())
     }

@@ -713,6 +713,26 @@ fn get_through_again(
     });
 }
 
+/// The program leaves fragments to the kernel, which has nobody to give the whole to.
+#[test]
+fn a_datagram_that_arrives_by_the_kernel_is_counted_as_dropped() {
+    let Some(mut hosts) = TwoHosts::plain() else {
+        return;
+    };
+    let mut left = hosts.open(Node::Left, 4000);
+    let socket = udp(&hosts, "10.77.0.2:5000");
+    for count in 1..4 {
+        socket
+            .send_to(&[7; 4000], left.local())
+            .expect("send in fragments");
+        wait_until("its loss to be counted", || {
+            left.counters().rx_dropped >= count
+        });
+        assert_eq!(left.counters().rx_dropped, count);
+    }
+    assert_eq!(left.receive(8, &mut |datagram| panic!("{datagram:?}")), 0);
+}
+
 #[test]
 fn a_port_of_a_jumbo_interface_sends_to_and_hears_from_kernel_sockets() {
     let jumbo = LabConfig {
