@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use takt_datapath::stack::{NextHop, NextHops, StackError};
 use takt_datapath::{ConnectError, PeerHandle, Resolver, Way};
@@ -197,13 +198,22 @@ impl Peers {
     }
 
     /// They are reached by another interface from now on, as soon as the tables say so.
-    pub(crate) fn move_to(&mut self, origin: Origin) {
+    pub(crate) fn move_to(&mut self, origin: Origin, ways: &Ways) {
         self.origin = origin;
         let peers = self
             .places
             .iter_mut()
             .filter_map(|place| place.peer.as_mut());
-        peers.for_each(|peer| peer.reached = false);
+        for peer in peers {
+            peer.reached = false;
+            // The tables have been asked for the way by the interface that was before. The generation tells when the answer
+            // has come. Asking fails only where nothing is followed any more.
+            if is_on_our_link(peer.remote)
+                && let Ok(way) = ways.ask(peer.remote, || {})
+            {
+                peer.destination = way;
+            }
+        }
     }
 
     /// Takes over what has changed on the way to the peers, and whether the interface is up.
@@ -225,7 +235,8 @@ pub(crate) struct Ways {
     next_hops: Arc<NextHops>,
     /// The address to send from; `None`: as the route says.
     source: Option<IpAddr>,
-    ifindex: u32,
+    /// The port's interface, the same for all clones.
+    ifindex: Arc<AtomicU32>,
 }
 
 impl Ways {
@@ -233,13 +244,28 @@ impl Ways {
         Self {
             next_hops,
             source: Some(origin.bind.ip()).filter(|address| !address.is_unspecified()),
-            ifindex: origin.ifindex,
+            ifindex: Arc::new(AtomicU32::new(origin.ifindex)),
+        }
+    }
+
+    /// Another interface is in the place of the port's.
+    pub(crate) fn move_to(&self, ifindex: u32) {
+        // Relaxed, as where it is read: a number that nothing else hangs on.
+        self.ifindex.store(ifindex, Ordering::Relaxed);
+    }
+
+    /// The interface to ask for: ours, where the address means something on its link only.
+    fn scope(&self, remote: SocketAddr) -> u32 {
+        match remote {
+            SocketAddr::V6(address) if address.scope_id() != 0 => address.scope_id(),
+            remote if is_on_our_link(remote) => self.ifindex.load(Ordering::Relaxed),
+            _ => 0,
         }
     }
 
     /// The way to an address, which is known when this returns.
     pub(crate) fn wait(&self, remote: SocketAddr) -> Result<Way, ConnectError> {
-        let scope = scope(remote, self.ifindex);
+        let scope = self.scope(remote);
         let asked = self.next_hops.watch(remote.ip(), self.source, scope);
         asked.map(Arc::new).map_err(stopped(remote))
     }
@@ -250,7 +276,7 @@ impl Ways {
         remote: SocketAddr,
         answered: impl FnOnce() + Send + 'static,
     ) -> Result<Way, ConnectError> {
-        let scope = scope(remote, self.ifindex);
+        let scope = self.scope(remote);
         let asked = (self.next_hops).ask(remote.ip(), self.source, scope, answered);
         asked.map(Arc::new).map_err(stopped(remote))
     }
@@ -271,12 +297,8 @@ fn stopped(peer: SocketAddr) -> impl Fn(StackError) -> ConnectError {
 }
 
 /// Link-local addresses mean something on their link only: ours, where none is named.
-fn scope(remote: SocketAddr, ifindex: u32) -> u32 {
-    match remote {
-        SocketAddr::V6(address) if address.scope_id() != 0 => address.scope_id(),
-        SocketAddr::V6(address) if address.ip().is_unicast_link_local() => ifindex,
-        _ => 0,
-    }
+fn is_on_our_link(remote: SocketAddr) -> bool {
+    matches!(remote, SocketAddr::V6(address) if address.scope_id() == 0 && address.ip().is_unicast_link_local())
 }
 
 fn max_payload(next_hop: &NextHop, destination: IpAddr) -> usize {

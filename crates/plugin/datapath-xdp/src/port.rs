@@ -200,7 +200,8 @@ impl XdpPort {
         // What has been committed and not handed over goes with the old sockets.
         self.counters.tx_errors += old.transmit.unsent();
         self.berth.leave(old);
-        self.peers.move_to(self.bound.origin);
+        self.ways.move_to(self.bound.origin.ifindex);
+        self.peers.move_to(self.bound.origin, &self.ways);
         self.turn = 0;
     }
 

@@ -713,6 +713,48 @@ fn get_through_again(
     });
 }
 
+#[test]
+fn link_local_peers_are_reached_by_an_interface_that_replaces_another() {
+    let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V6, |_| {}) else {
+        return;
+    };
+    let number = |hosts: &TwoHosts| {
+        hosts.ip(Node::Left, "address add fe80::77:1/64 dev eth0 nodad");
+    };
+    number(&hosts);
+    let mut left = hosts
+        .open_lane(Node::Left, (0, 1), address("[::]:4000"))
+        .expect("open");
+    let resolver = left.resolver().expect("it asks the tables");
+    let peer = left
+        .connect(address("[fe80::77:2]:4000"))
+        .expect("a route to it");
+    let health = hosts.xdp(Node::Left).health(Box::new(|| ()));
+    let health = health.expect("the link is watched");
+    for _ in 0..2 {
+        hosts.ip(Node::Left, "link del eth0");
+        wait_until("the loss to be noticed", || health.fault().is_some());
+        hosts.ip(Node::Left, "link add eth0 type veth peer name far0");
+        hosts.ip(Node::Left, "link set far0 up");
+        hosts.ip(Node::Left, "link set eth0 up");
+        number(&hosts);
+        wait_until("the peer to be reached again", || {
+            let _inside = hosts.host(Node::Left).enter().expect("enter the host");
+            let _ = health.fault();
+            left.reaches(peer)
+        });
+    }
+    // Others that are asked for by who knew the port before, too.
+    let (told, answer) = std::sync::mpsc::channel();
+    let answered = Box::new(move || told.send(()).expect("the test waits"));
+    let way = resolver.resolve(address("[fe80::77:3]:4000"), answered);
+    answer.recv().expect("an answer");
+    let other = left
+        .connect_at_once(address("[fe80::77:3]:4000"), way)
+        .expect("a route");
+    assert!(left.reaches(other));
+}
+
 /// The program leaves fragments to the kernel, which has nobody to give the whole to.
 #[test]
 fn a_datagram_that_arrives_by_the_kernel_is_counted_as_dropped() {
