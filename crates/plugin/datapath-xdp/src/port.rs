@@ -21,7 +21,7 @@ use crate::Probed;
 use crate::attachment::{Attachment, Claim};
 use crate::config::XdpConfig;
 use crate::peers::{Origin, Peer, Peers, Ways};
-use crate::queue::{JoinError, Member, Sender, Shares, upper_ring};
+use crate::queue::{JoinError, Member, Outstanding, Sender, Shares, upper_ring};
 use crate::receive::{Filter, Receive};
 use crate::renewal::{Berth, Site};
 use crate::reservation::Reservation;
@@ -458,7 +458,7 @@ fn join(
                     queue
                         .member
                         .close()
-                        .leave(sender.take().map(|sender| (sender, 0)));
+                        .leave(sender.take().map(|sender| (sender, Outstanding::default())));
                 }
                 return Err(error);
             }
@@ -512,15 +512,27 @@ fn likeliest_first(addresses: &[IpAddr], first: IpAddr) -> Vec<IpAddr> {
 
 impl Drop for Bound {
     /// The program stops first, then the sockets close, and what they held goes back to their
-    /// queues.
+    /// queues, once nothing puts any more there.
     fn drop(&mut self) {
         self.claim.release();
+        wait_for_programs();
         for (position, queue) in self.queues.drain(..).enumerate() {
+            let beside = queue.member.queue.zero_copy();
             let mut closed = queue.member.close();
-            let sender = (position == 0).then(|| self.transmit.finish(&mut closed.tx));
+            let sender = (position == 0).then(|| self.transmit.finish(&mut closed.tx, beside));
             closed.leave(sender);
         }
     }
+}
+
+/// Waits until every run of the XDP program that has begun before has ended: it may have looked up a socket whose entry is gone
+/// from the map by now, and what it puts there after the last look would be lost to the queue.
+fn wait_for_programs() {
+    /// `MEMBARRIER_CMD_GLOBAL` of `linux/membarrier.h`: a grace period of RCU, under which such programs run.
+    const GLOBAL: libc::c_int = 1;
+    // Where the kernel does not offer it, it is as likely as it was.
+    // SAFETY: plain call without pointers.
+    unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
 }
 
 /// What the failure to join a queue means to whoever opens a port.

@@ -16,6 +16,9 @@ use crate::umem::{self, CHUNK, RxArea, TxArea};
 /// How long a new port waits for the frames that a former one has left with the driver.
 const DRAINING: Duration = Duration::from_secs(2);
 
+/// When a driver has completed what it had taken of a socket that is closed.
+const IN_DOUBT: Duration = Duration::from_secs(1);
+
 /// How the queue's memory is cut.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shares {
@@ -63,8 +66,20 @@ struct Area {
 enum AreaState {
     Free(TxArea),
     Used,
-    /// Its port is gone, and the kernel still has this many of its chunks.
-    Draining(TxArea, u32),
+    /// Its port is gone, and the kernel still has some of its chunks.
+    Draining {
+        area: TxArea,
+        left: Outstanding,
+        since: Instant,
+    },
+}
+
+/// Chunks of a sender that has ended that the kernel has not completed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Outstanding {
+    pub(crate) chunks: u32,
+    /// How many of these a driver may have taken or not: those that are not completed in time were not taken.
+    pub(crate) doubtful: u32,
 }
 
 /// A port's membership. Ends by [`Member::close`] and [`Closed::leave`].
@@ -81,7 +96,7 @@ pub(crate) struct Member {
     most_owed: usize,
 }
 
-/// A membership whose sockets are closed.
+/// A membership whose sockets are closed, but for the ring of what has not been sent.
 #[derive(Debug)]
 pub(crate) struct Closed {
     queue: Arc<Queue>,
@@ -260,20 +275,25 @@ impl Queue {
         ))
     }
 
-    fn leave(&self, returning: Vec<u64>, sender: Option<(Sender, u32)>) {
+    fn leave(&self, returning: Vec<u64>, sender: Option<(Sender, Outstanding)>) {
         let mut rings = self.lock();
         rings.members -= 1;
         for address in returning {
             rings.pool.fill.push(address);
         }
         rings.pool.fill.publish();
-        if let Some((Sender { area, index }, outstanding)) = sender {
+        if let Some((Sender { area, index }, mut left)) = sender {
             let place = &mut rings.areas[index];
             let found = place.returned.len() as u32;
             place.returned.clear();
-            place.state = match outstanding.saturating_sub(found) {
+            left.chunks = left.chunks.saturating_sub(found);
+            place.state = match left.chunks {
                 0 => AreaState::Free(area),
-                left => AreaState::Draining(area, left),
+                _ => AreaState::Draining {
+                    area,
+                    left,
+                    since: Instant::now(),
+                },
             };
         }
     }
@@ -332,14 +352,8 @@ impl Rings {
             AreaState::Used if area.returned.len() < area.returned.capacity() => {
                 area.returned.push(address)
             }
-            AreaState::Draining(_, left) if *left > 1 => *left -= 1,
-            AreaState::Draining(..) => {
-                if let AreaState::Draining(chunks, _) =
-                    std::mem::replace(&mut area.state, AreaState::Used)
-                {
-                    area.state = AreaState::Free(chunks);
-                }
-            }
+            AreaState::Draining { left, .. } if left.chunks > 1 => left.chunks -= 1,
+            AreaState::Draining { .. } => area.state.end(),
             AreaState::Used | AreaState::Free(_) => {}
         }
     }
@@ -351,6 +365,15 @@ impl Rings {
             self.hand_over(address);
         }
         self.pool.completion.release();
+        for area in &mut self.areas {
+            // A driver completes in order: what is left after those that it had for certain are the others.
+            if let AreaState::Draining { left, since, .. } = &area.state
+                && left.chunks <= left.doubtful
+                && since.elapsed() >= IN_DOUBT
+            {
+                area.state.end();
+            }
+        }
     }
 
     fn has_free_area(&self) -> bool {
@@ -367,7 +390,16 @@ impl Rings {
             .find(|(_, area)| matches!(area.state, AreaState::Free(_)))?;
         match std::mem::replace(&mut area.state, AreaState::Used) {
             AreaState::Free(area) => Some(Sender { area, index }),
-            AreaState::Used | AreaState::Draining(..) => None,
+            AreaState::Used | AreaState::Draining { .. } => None,
+        }
+    }
+}
+
+impl AreaState {
+    /// The kernel has nothing of a former port's any more.
+    fn end(&mut self) {
+        if let Self::Draining { area, .. } = self {
+            *self = Self::Free(area.take());
         }
     }
 }
@@ -452,9 +484,117 @@ impl Member {
 }
 
 impl Closed {
-    /// Leaves the queue with what was to be sent from, and how many of its chunks the kernel has
-    /// not completed.
-    pub(crate) fn leave(self, sender: Option<(Sender, u32)>) {
-        self.queue.leave(self.returning, sender);
+    /// Leaves the queue with what was to be sent from, and what of it the kernel has not completed.
+    pub(crate) fn leave(self, sender: Option<(Sender, Outstanding)>) {
+        let Self {
+            queue,
+            returning,
+            tx,
+        } = self;
+        // The socket goes with the last of its rings: from then on a driver takes nothing more of what the next port gets.
+        drop(tx);
+        queue.leave(returning, sender);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use takt_datapath::PeerHandle;
+    use takt_lab::{Lab, LabConfig};
+
+    use super::*;
+    use crate::transmit::Transmit;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn lab() -> Option<Lab> {
+        // SAFETY: a plain call.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("skipped: network namespaces need root");
+            return None;
+        }
+        Some(Lab::scratch(&LabConfig::default()).expect("a lab"))
+    }
+
+    /// A queue for one port, of an interface of this thread's namespace.
+    fn queue() -> Queue {
+        let options = PoolOptions {
+            ifindex: takt_xdp::index("eth0").expect("an interface"),
+            queue: 0,
+            tx_chunks: 8,
+            zero_copy: false,
+            multi_buffer: false,
+            launch_times: false,
+        };
+        let shares = Shares {
+            ports: 1,
+            rx_chunks: 8,
+            tx_chunks: 8,
+            one_chunk: true,
+        };
+        Queue::open(&options, shares).expect("a queue")
+    }
+
+    fn join(queue: &Arc<Queue>) -> (Member, Sender) {
+        let (member, sender) = queue.join(true, true, 8, None).expect("it has room");
+        (member, sender.expect("it sends"))
+    }
+
+    /// Sockets of AF_XDP in this thread's namespace.
+    fn sockets() -> u32 {
+        let protocols = std::fs::read_to_string("/proc/thread-self/net/protocols").expect("a list");
+        let line = protocols.lines().find(|line| line.starts_with("XDP "));
+        let count = line.and_then(|line| line.split_whitespace().nth(2));
+        count.expect("AF_XDP").parse().expect("a number")
+    }
+
+    #[test]
+    fn the_next_port_gets_an_area_when_the_kernel_has_let_go_of_the_sockets() {
+        let Some(lab) = lab() else { return };
+        let _inside = lab.host(0).enter().expect("the lab is up");
+        let queue = Arc::new(queue());
+        let (member, sender) = join(&queue);
+        assert_eq!(sockets(), 3, "the pool's, and two of the port's");
+        let closed = member.close();
+        let rings = queue.lock();
+        std::thread::scope(|scope| {
+            let rings = rings;
+            scope.spawn(|| closed.leave(Some((sender, Outstanding::default()))));
+            let start = Instant::now();
+            while sockets() > 1 {
+                assert!(start.elapsed() < PATIENCE, "in vain: the sockets' end");
+            }
+            assert!(!rings.has_free_area());
+        });
+        assert!(queue.lock().has_free_area());
+    }
+
+    /// No driver here has zero copy. One that is slow is as one that is not there.
+    #[test]
+    fn what_a_driver_may_have_taken_is_kept_from_the_next_port_for_a_while() {
+        let Some(lab) = lab() else { return };
+        let _inside = lab.host(0).enter().expect("the lab is up");
+        for beside in [true, false] {
+            let queue = Arc::new(queue());
+            let (mut member, sender) = join(&queue);
+            let mut transmit = Transmit::new(sender, 1, false);
+            for shown in [true, true, false] {
+                let frame = transmit.reserve(&queue, PeerHandle(0), 64).expect("room");
+                assert!(transmit.commit(&mut member.socket, frame, None, 64, None));
+                if shown {
+                    member.socket.tx.publish();
+                }
+            }
+            let mut closed = member.close();
+            let (sender, left) = transmit.finish(&mut closed.tx, beside);
+            let expected = if beside { 2 } else { 0 };
+            assert_eq!((left.chunks, left.doubtful), (expected, expected));
+            assert_eq!(closed.tx.waiting(), 2, "nothing is rewound");
+            closed.leave(Some((sender, left)));
+            assert_eq!(queue.lock().has_free_area(), !beside);
+            // It was not taken.
+            let (_, sender) = join(&queue);
+            assert_eq!(sender.area.chunks(), 8);
+        }
     }
 }

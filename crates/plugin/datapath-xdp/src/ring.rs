@@ -202,17 +202,21 @@ impl<T: Copy> Producer<T> {
         self.publish();
     }
 
-    /// Takes back everything that the kernel has not taken, oldest first, by `take`.
-    ///
-    /// Only for the ring of a socket that is closed.
-    pub fn withdraw(&mut self, mut take: impl FnMut(T)) {
-        let first = self.consumed();
+    /// Takes back everything that the kernel will not take, oldest first, by `take`, of a ring that nothing is pushed to any
+    /// more. Returns how many entries more it may take, or have taken by now: `beside` our own calls a driver reads the
+    /// transmit ring in zero-copy mode, until the ring is unmapped, which closes its socket. How far the ring is filled stays
+    /// as it was told, for the driver may have noted that.
+    pub fn give_up(&mut self, beside: bool, mut take: impl FnMut(T)) -> u32 {
+        let (first, doubtful) = if beside {
+            (self.published, self.waiting())
+        } else {
+            (self.consumed(), 0)
+        };
         for offset in 0..self.next.wrapping_sub(first).min(self.mapping.entries()) {
             // SAFETY: inside the mapping; written by `push` before.
             take(unsafe { self.mapping.entry(first.wrapping_add(offset)).read() });
         }
-        self.next = first;
-        self.publish();
+        doubtful
     }
 
     #[inline]

@@ -254,8 +254,8 @@ impl Socket {
         Ok(Self { fd, rx, tx })
     }
 
-    /// Closes the socket and returns its rings, which the kernel does not touch any more: what has
-    /// not been read and what will not be sent.
+    /// Closes the descriptor and returns the rings: what has not been read and what has not been sent. The kernel has the
+    /// socket, and a driver may be at its rings, until both are dropped.
     pub fn close(self) -> (Consumer<Descriptor>, Producer<Descriptor>) {
         (self.rx, self.tx)
     }

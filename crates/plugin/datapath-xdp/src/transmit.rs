@@ -12,7 +12,7 @@ use takt_time::TaiTime;
 use takt_wire::frame::{MAX_HEADER_LEN, UdpHeaderTemplate};
 
 use crate::metadata;
-use crate::queue::{Queue, Sender};
+use crate::queue::{Outstanding, Queue, Sender};
 use crate::ring::{CONTINUED, Descriptor, Producer};
 use crate::socket::{Kick, Socket};
 use crate::umem::CHUNK;
@@ -341,18 +341,22 @@ impl Transmit {
         self.slots.get(index as usize).copied()
     }
 
-    /// Ends sending over the ring of a socket that is closed. Returns the sender and how many of
-    /// its chunks the kernel has not completed.
-    pub(crate) fn finish(&mut self, ring: &mut Producer<Descriptor>) -> (Sender, u32) {
-        ring.withdraw(|descriptor| {
+    /// Ends sending over this ring, which nothing else happens to than that it is dropped. `beside`: the kernel reads it
+    /// beside our own calls. Returns the sender and what of it the kernel has not completed.
+    pub(crate) fn finish(
+        &mut self,
+        ring: &mut Producer<Descriptor>,
+        beside: bool,
+    ) -> (Sender, Outstanding) {
+        let doubtful = ring.give_up(beside, |descriptor| {
             self.complete(descriptor.addr);
         });
-        let outstanding = self.slots.iter().map(|slot| match slot.owner {
+        let chunks = self.slots.iter().map(|slot| match slot.owner {
             Owner::Kernel(chunks) => u32::from(chunks),
             Owner::Free | Owner::Caller => 0,
         });
-        let outstanding = outstanding.sum();
-        (self.sender.take(), outstanding)
+        let chunks = chunks.sum();
+        (self.sender.take(), Outstanding { chunks, doubtful })
     }
 
     #[inline]

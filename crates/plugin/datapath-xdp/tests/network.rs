@@ -634,7 +634,10 @@ fn an_interface_that_leaves_the_namespace_and_returns_is_used_again() {
     let [here, other] = [Node::Left, Node::Right].map(|node| hosts.host(node).namespace());
     // And once more by way of the other host, where its index may be taken: it returns with another then.
     for (there, name) in [(empty.0.as_str(), "eth0"), (other, "away0")] {
-        hosts.ip(Node::Left, &format!("link set eth0 netns {there} name {name}"));
+        hosts.ip(
+            Node::Left,
+            &format!("link set eth0 netns {there} name {name}"),
+        );
         hosts.ip(
             Node::Right,
             &format!("-n {there} link set {name} netns {here} name eth0"),
@@ -648,7 +651,9 @@ fn an_interface_that_leaves_the_namespace_and_returns_is_used_again() {
             }
             left.flush();
             let mut seen = false;
-            right.receive(64, &mut |datagram| seen |= datagram.payload == name.as_bytes());
+            right.receive(64, &mut |datagram| {
+                seen |= datagram.payload == name.as_bytes()
+            });
             seen
         });
         let back = connect(&mut *right, left.local());
