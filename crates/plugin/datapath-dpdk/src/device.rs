@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use takt_datapath::OpenError;
-use takt_datapath::stack::{Interface, NextHops};
+use takt_datapath::stack::{Interface, InterfaceState, NextHops, StackError};
 use takt_wire::ethernet::MacAddress;
 
 use crate::config::DpdkConfig;
@@ -176,11 +176,44 @@ pub(crate) enum Stack {
     /// The kernel, with the interface that the device is on.
     Kernel {
         next_hops: Arc<NextHops>,
-        interface: Interface,
+        interface: Beneath,
         ifindex: u32,
     },
     /// This device itself.
     Own(Own),
+}
+
+/// The kernel's interface that a device is on.
+#[derive(Debug)]
+pub(crate) struct Beneath {
+    interface: Interface,
+    /// It has left the namespace at some time, which has unbound the device's sockets for good, be it there again or another
+    /// of its index.
+    gone: Arc<AtomicBool>,
+}
+
+impl Beneath {
+    fn watch(next_hops: &NextHops, ifindex: u32) -> Result<Self, StackError> {
+        let gone = Arc::new(AtomicBool::new(false));
+        let left = Arc::clone(&gone);
+        let interface = next_hops.on_interface_change(ifindex, move |state| {
+            if state.is_none() {
+                // Release: pairs with the Acquire of `state`.
+                left.store(true, Ordering::Release);
+            }
+        })?;
+        if interface.state().is_none() {
+            // Since the device was attached.
+            gone.store(true, Ordering::Release);
+        }
+        Ok(Self { interface, gone })
+    }
+
+    /// Its present state, `None` when it is gone, be it there again or not.
+    pub(crate) fn state(&self) -> Option<Arc<InterfaceState>> {
+        let state = self.interface.state();
+        state.filter(|_| !self.gone.load(Ordering::Acquire))
+    }
 }
 
 /// The neighbours of a device without a kernel interface.
@@ -692,12 +725,12 @@ fn pool(config: &DpdkConfig, room: u16) -> Result<*mut Pool, OpenError> {
 }
 
 fn kernel_stack(ifindex: u32) -> Result<Stack, OpenError> {
-    let stopped = |error: takt_datapath::stack::StackError| OpenError::System {
+    let stopped = |error: StackError| OpenError::System {
         action: "cannot follow the kernel's tables".into(),
         source: std::io::Error::other(error),
     };
     let next_hops = Arc::new(NextHops::start().map_err(stopped)?);
-    let interface = next_hops.watch_interface(ifindex).map_err(stopped)?;
+    let interface = Beneath::watch(&next_hops, ifindex).map_err(stopped)?;
     Ok(Stack::Kernel {
         next_hops,
         interface,

@@ -293,6 +293,54 @@ fn a_peer_is_not_reached_while_the_link_is_down() {
     assert!(fault.contains("has been removed"), "{fault}");
 }
 
+/// A network namespace with nothing in it, where an interface keeps its index. Gone when dropped.
+struct Empty(String);
+
+impl Empty {
+    fn new(hosts: &TwoHosts) -> Self {
+        let empty = Self(format!("{}-e", hosts.host(Node::Left).namespace()));
+        let add = ["netns", "add", &empty.0];
+        let added = std::process::Command::new("ip").args(add).status();
+        assert!(added.is_ok_and(|status| status.success()));
+        empty
+    }
+}
+
+impl Drop for Empty {
+    fn drop(&mut self) {
+        let delete = ["netns", "delete", &self.0];
+        let _ = std::process::Command::new("ip").args(delete).status();
+    }
+}
+
+/// The sockets of the device are of no interface any more, though its index is the one that it had.
+#[test]
+fn an_interface_that_leaves_the_namespace_and_returns_is_told() {
+    let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V4, |_| {}) else {
+        return;
+    };
+    let (datapath, mut port, peer) = to_the_right(&mut hosts);
+    let health = datapath.health(Box::new(|| ())).expect("it is known");
+    assert_eq!(health.fault(), None);
+    let empty = Empty::new(&hosts);
+    let here = hosts.host(Node::Left).namespace();
+    ip(
+        hosts.host(Node::Left),
+        &format!("link set eth0 netns {}", empty.0),
+    );
+    ip(
+        hosts.host(Node::Right),
+        &format!("-n {} link set eth0 netns {here}", empty.0),
+    );
+    ip(hosts.host(Node::Left), "address add 10.77.0.1/24 dev eth0");
+    ip(hosts.host(Node::Left), "link set eth0 up");
+    wait_until("the fault to be told", || {
+        let fault = health.fault();
+        fault.is_some_and(|fault| fault.contains("restart the node"))
+    });
+    assert!(!port.reaches(peer));
+}
+
 #[test]
 fn an_interface_that_is_deleted_leaves_a_port_that_sends_nothing() {
     let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V4, |_| {}) else {
