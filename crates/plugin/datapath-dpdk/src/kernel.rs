@@ -98,6 +98,23 @@ impl PacketSocket {
         if result == 0 { statistics[1].into() } else { 0 }
     }
 
+    /// Asks for the error that waits, which it then forgets.
+    pub(crate) fn take_error(&self) {
+        let mut error: libc::c_int = 0;
+        let mut length = size_of_val(&error) as libc::socklen_t;
+        // What it is tells nothing that the tables do not.
+        // SAFETY: the kernel writes no more than `length` says.
+        unsafe {
+            libc::getsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ERROR,
+                (&raw mut error).cast(),
+                &raw mut length,
+            )
+        };
+    }
+
     /// Has the ring take datagrams to these UDP ports only, that arrive and are not fragments.
     pub(crate) fn take_only(&self, ports: &[u16]) -> io::Result<()> {
         attach_filter(&self.0, &filter(ports))

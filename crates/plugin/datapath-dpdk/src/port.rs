@@ -340,6 +340,7 @@ impl DpdkPort {
     fn refresh(&mut self, generation: u64) {
         self.seen = generation;
         self.peers.refresh();
+        self.traffic.take_errors(&self.device);
         let addresses = self.device.addresses();
         // An interface that is gone keeps its last addresses: nothing arrives any more.
         if !addresses.is_empty() {
@@ -362,6 +363,8 @@ impl Traffic {
     #[cold]
     fn beat(&mut self, device: &Device, now: u64) {
         self.next_beat = now + device.beat;
+        // The kernel tells that the interface is down before it tells the sockets.
+        self.take_errors(device);
         let Stack::Own(own) = &device.stack else {
             return;
         };
@@ -387,6 +390,16 @@ impl Traffic {
             own.changed();
         }
         self.flush(device);
+    }
+
+    /// Has the sockets that a sleeping lane waits for forget that their interface was down: they would wake it for ever.
+    #[cold]
+    fn take_errors(&self, device: &Device) {
+        for queue in &self.queues {
+            if let Some(socket) = device.sockets.get(usize::from(*queue)) {
+                socket.take_error();
+            }
+        }
     }
 
     #[inline]

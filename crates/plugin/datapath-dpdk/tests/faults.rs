@@ -3,6 +3,7 @@
 mod support;
 
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -339,6 +340,39 @@ fn an_interface_that_leaves_the_namespace_and_returns_is_told() {
         fault.is_some_and(|fault| fault.contains("restart the node"))
     });
     assert!(!port.reaches(peer));
+}
+
+/// A socket that was told that its interface is down is readable until somebody has asked it why.
+#[test]
+fn a_lane_sleeps_after_the_link_was_down() {
+    let Some(mut hosts) = TwoHosts::new(&LabConfig::default(), Family::V4, |_| {}) else {
+        return;
+    };
+    let (_datapath, mut port, peer) = to_the_right(&mut hosts);
+    for _ in 0..2 {
+        ip(hosts.host(Node::Left), "link set eth0 down");
+        wait_until("the link to be down", || !port.reaches(peer));
+        wait_until("a lane that sleeps", || is_quiet(&mut *port));
+        ip(hosts.host(Node::Left), "link set eth0 up");
+        wait_until("the link to be up", || port.reaches(peer));
+        wait_until("a lane that sleeps", || is_quiet(&mut *port));
+    }
+}
+
+/// Whether a lane that has found nothing is not woken.
+fn is_quiet(port: &mut dyn Port) -> bool {
+    while port.receive(64, &mut |_| {}) > 0 {}
+    let mut polled: Vec<libc::pollfd> = port
+        .wait_fds()
+        .iter()
+        .map(|fd| libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        })
+        .collect();
+    // SAFETY: so many initialised entries, whose descriptors are open.
+    unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, 0) == 0 }
 }
 
 #[test]
