@@ -18,6 +18,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <rte_alarm.h>
@@ -72,10 +73,15 @@ enum { CONTINUED = 1, GOOD_CHECKSUM = 2, BAD_CHECKSUM = 4 };
  * against the threads that send and receive: a peer that goes would take the memory away under a burst. The first thing
  * the driver does with each message and with each end of a connection is a line of its log, which `hear` gets in
  * that thread: there bursts are kept out and waited for, until that thread is done with the connection. There is no
- * connection without a message: while no such line has been heard, there are no bursts. */
+ * connection without a message: while no such line has been heard, there are no bursts.
+ *
+ * Who is heard has the lock of the log. A burst that has something to log waits for that lock, and would be waited for: it is
+ * given up after a while, and with it, for good, all bursts on memory that somebody else takes away. */
 static const char CHANGE[] = "memif_msg_receive(): ";
+#define LONGEST_BURST_S 5
 static atomic_bool changing;
 static atomic_bool heard;
+static atomic_bool stuck;
 static struct {
 	bool changes;
 	atomic_uint bursts;
@@ -92,7 +98,8 @@ static struct {
 static void has_changed(void *argument)
 {
 	(void)argument;
-	atomic_store(&changing, false);
+	if (!atomic_load(&stuck))
+		atomic_store(&changing, false);
 }
 
 static void wait_for_bursts(uint16_t port)
@@ -103,11 +110,19 @@ static void wait_for_bursts(uint16_t port)
 
 static void keep_bursts_out(void)
 {
+	struct timespec now, until;
 	atomic_store(&changing, true);
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += LONGEST_BURST_S;
 	for (uint16_t port = 0; port < RTE_MAX_ETHPORTS; port++)
-		wait_for_bursts(port);
+		while (atomic_load(&shared[port].bursts) != 0 && !atomic_load(&stuck)) {
+			sched_yield();
+			clock_gettime(CLOCK_MONOTONIC, &now);
+			if (now.tv_sec > until.tv_sec || (now.tv_sec == until.tv_sec && now.tv_nsec > until.tv_nsec))
+				atomic_store(&stuck, true);
+		}
 	if (rte_eal_alarm_set(1, has_changed, NULL) != 0)
-		atomic_store(&changing, false);
+		has_changed(NULL);
 }
 
 /* False: no burst now. Sequentially consistent, as `keep_bursts_out` is: one of the two sees the other. */
@@ -547,10 +562,12 @@ int takt_dpdk_start(uint16_t port, uint16_t queues, uint16_t mtu, int accepts, s
 }
 
 /* 1: the link is up. 0: it is not; a client of memif without a connection will soon try to make one. -1: it is up, and
- * nothing has told of it that would tell of its end. */
+ * nothing has told of it that would tell of its end. -2: there are no bursts any more, since one did not end. */
 int takt_dpdk_link(uint16_t port)
 {
 	struct rte_eth_link link;
+	if (shared[port].changes && atomic_load(&stuck))
+		return -2;
 	memset(&link, 0, sizeof(link));
 	if (rte_eth_link_get_nowait(port, &link) == 0 && link.link_status == RTE_ETH_LINK_UP)
 		return !shared[port].changes || atomic_load(&heard) ? 1 : -1;

@@ -8,7 +8,7 @@ use std::ffi::CString;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -224,8 +224,8 @@ pub(crate) struct Own {
     pub(crate) generation: AtomicU64,
     /// Frames can leave.
     pub(crate) up: AtomicBool,
-    /// The link is up, and nothing would tell of its end: it is not used.
-    pub(crate) unguarded: AtomicBool,
+    /// What DPDK says of the link, as `takt_dpdk_link` does.
+    pub(crate) link: AtomicI32,
 }
 
 impl Own {
@@ -410,7 +410,7 @@ impl Device {
                 generation: AtomicU64::new(1),
                 // SAFETY: the port runs.
                 up: AtomicBool::new(unsafe { ffi::takt_dpdk_link(port) } > 0),
-                unguarded: AtomicBool::new(false),
+                link: AtomicI32::new(0),
             }),
         };
         let longest_frame = if sockets.is_empty() {
@@ -471,7 +471,11 @@ impl Device {
                     ),
                 }
             }
-            Stack::Own(own) if own.unguarded.load(Ordering::Relaxed) => format!(
+            Stack::Own(own) if own.link.load(Ordering::Relaxed) == ffi::STUCK => format!(
+                "{name} is not used any more: DPDK's memif driver was to change the memory that is shared with a peer, and one of \
+                 this process's threads did not stop using it within 5 s, since it had something to log: restart the node"
+            ),
+            Stack::Own(own) if own.link.load(Ordering::Relaxed) == ffi::UNGUARDED => format!(
                 "{name} is not used: the log of DPDK's memif driver does not tell when it takes shared memory away, \
                  and a peer that ends would end this process. Set no log level for pmd.net.memif, and use DPDK {TESTED} \
                  (this is {})",

@@ -63,6 +63,11 @@ pub(crate) const HEADROOM: usize = 128;
 /// Most packets that one call receives.
 pub(crate) const BURST: usize = 32;
 
+/// What `takt_dpdk_link` says of a memif whose link is up, and that is not used.
+pub(crate) const UNGUARDED: c_int = -1;
+/// What it says of one that is not used any more.
+pub(crate) const STUCK: c_int = -2;
+
 unsafe extern "C" {
     pub(crate) fn takt_dpdk_init(argc: c_int, argv: *mut *mut c_char) -> c_int;
     pub(crate) fn takt_dpdk_said(buffer: *mut u8, size: usize) -> usize;

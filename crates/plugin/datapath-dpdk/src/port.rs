@@ -377,7 +377,7 @@ impl Traffic {
             }
         };
         let up = link > 0;
-        own.unguarded.store(link < 0, Ordering::Relaxed);
+        own.link.store(link, Ordering::Relaxed);
         let mut changed = own.up.swap(up, Ordering::AcqRel) != up;
         if up {
             // Another port is at it otherwise.
