@@ -90,15 +90,19 @@ fn region_file(name: &CStr) -> String {
     format!("/dev/shm/{}", name.to_string_lossy())
 }
 
-/// Whether a region is nobody else's, or is not there yet: names can be foreseen, and whoever has made one, or may write to
-/// it, would have the provider follow what stands in it.
-fn is_ours(name: &CStr) -> bool {
+/// Whether a region is there, and nobody else's: names can be foreseen, and whoever has made one, or may write to it, would have
+/// the provider follow what stands in it.
+///
+/// # Errors
+/// As errno: `ENOENT` where there is none, `EACCES` where it is another's.
+fn look_at_region(name: &CStr) -> Result<(), i32> {
     use std::os::unix::fs::MetadataExt;
     // SAFETY: no arguments and no failure.
     let user = unsafe { libc::geteuid() };
     match std::fs::symlink_metadata(region_file(name)) {
-        Ok(meta) => meta.is_file() && meta.uid() == user && meta.mode() & 0o022 == 0,
-        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+        Ok(meta) if meta.is_file() && meta.uid() == user && meta.mode() & 0o022 == 0 => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(libc::ENOENT),
+        _ => Err(libc::EACCES),
     }
 }
 
@@ -234,7 +238,7 @@ fn raise(
         // Of somebody who was killed, for the number is ours. Others may have mapped the
         // file: it must not change under them.
         let _ = std::fs::remove_file(region_file(name));
-        if !is_ours(name) {
+        if look_at_region(name) == Err(libc::EACCES) {
             return Err(OpenError::Privilege(format!(
                 "{} is another user's: remove it",
                 region_file(name)
@@ -381,13 +385,12 @@ impl Endpoint {
     }
 
     /// # Errors
-    /// libfabric's, as errno.
+    /// libfabric's, as errno. `ENOENT`: the peer's region is not there yet. It is not entered before, for the provider would take
+    /// whatever is there when it sends.
     pub(crate) fn insert(&mut self, address: &Address) -> Result<u64, i32> {
         let fabric = self.fabric.ok_or(libc::ENETDOWN)?;
-        if let Address::Name(name) = address
-            && !is_ours(name)
-        {
-            return Err(libc::EACCES);
+        if let Address::Name(name) = address {
+            look_at_region(name)?;
         }
         let mut peer = 0;
         let _one = one_by_one(self.provider);
@@ -659,4 +662,52 @@ pub(crate) fn is_own(address: SocketAddr) -> bool {
     let mut any = address;
     any.set_port(0);
     !unspecified && std::net::UdpSocket::bind(any).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file in shared memory. Gone when dropped.
+    struct Region(String);
+
+    impl Drop for Region {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_peer_in_shared_memory_is_entered_when_his_region_is_there_and_ours_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let config = FabricConfig::new(Provider::Shm);
+        if let Err(reason) = probe(Provider::Shm, &config) {
+            println!("skipped: {reason}");
+            return;
+        }
+        let at = |number| SocketAddr::from((Ipv4Addr::new(127, 99, 0, 1), number));
+        let mut endpoint = Endpoint::open(Provider::Shm, &config, at(1)).expect("an endpoint");
+        let peer = Address::new(Provider::Shm, at(2));
+        let Address::Name(name) = &peer else {
+            panic!("it has a name");
+        };
+        // Whoever makes it from here on would have it used when something is sent.
+        assert_eq!(endpoint.insert(&peer), Err(libc::ENOENT));
+        let region = Region(region_file(name));
+        std::fs::write(&region.0, [0; 4096]).expect("a file");
+        for mode in [0o620, 0o602] {
+            let open = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(&region.0, open).expect("ours");
+            assert_eq!(endpoint.insert(&peer), Err(libc::EACCES), "{mode:o}");
+        }
+        let closed = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(&region.0, closed).expect("ours");
+        if std::os::unix::fs::chown(&region.0, Some(65_534), None).is_ok() {
+            assert_eq!(endpoint.insert(&peer), Err(libc::EACCES), "of another user");
+        }
+        drop(region);
+        let other = Endpoint::open(Provider::Shm, &config, at(2)).expect("an endpoint");
+        endpoint.insert(&peer).expect("it is there, and ours");
+        drop((endpoint, other));
+    }
 }

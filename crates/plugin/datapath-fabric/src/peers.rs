@@ -144,22 +144,28 @@ impl Peers {
             endpoint::is_own(remote)
                 && (self.within_process || !endpoint::is_of_this_process(remote))
         };
-        if self.provider.has_ip_addresses() || shared() {
+        let enters = self.provider.has_ip_addresses() || shared();
+        if enters {
             if self.local.ip().is_unspecified() {
                 source = endpoint::source_for(self.local, remote)
                     .map_err(|_| ConnectError::NoRoute(remote))?;
             }
-            let inserted = endpoint
-                .insert(&Address::new(self.provider, remote))
-                .map_err(|error| system(std::io::Error::other(endpoint::words(error))))?;
-            fabric = Some(inserted);
+            fabric = match endpoint.insert(&Address::new(self.provider, remote)) {
+                Ok(inserted) => Some(inserted),
+                // He may come: he is tried again with the others.
+                Err(libc::ENOENT) if !self.provider.has_ip_addresses() => None,
+                Err(error) => {
+                    let words = endpoint::words(error);
+                    return Err(system(std::io::Error::other(words)));
+                }
+            };
         }
         let generation = place.map_or(0, |place| self.get(place).generation.wrapping_add(1));
         let peer = Peer {
             remote,
             generation,
             connected: Ok(()),
-            enters: fabric.is_some(),
+            enters,
             fabric,
             header: header::write(Kind::Datagram, source),
             resolved: false,
@@ -184,7 +190,7 @@ impl Peers {
             }
         };
         self.by_address.insert(remote, place);
-        if fabric.is_some() {
+        if enters {
             self.unresolved.push(place);
             self.probe(endpoint);
         }

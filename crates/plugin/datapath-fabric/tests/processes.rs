@@ -589,6 +589,38 @@ fn shared_memory_of_another_user_is_not_used() {
     }
 }
 
+/// Whoever makes the region of a peer that is not there yet has nothing of what is sent to it.
+#[test]
+fn a_peer_in_shared_memory_is_reached_when_it_has_come_whoever_made_its_region_before() {
+    use std::os::unix::fs::MetadataExt;
+    // SAFETY: no arguments and no failure.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: another user's file needs root");
+        return;
+    }
+    let Some(datapath) = probe(&FabricConfig::new(Provider::Shm)) else {
+        return;
+    };
+    let mut port = open(&datapath, own(1));
+    let number = std::process::id() as u16 | 1024;
+    let address = SocketAddr::from(([127, 0, 0, 79], number));
+    let peer = port.connect(address).expect("a peer that is not there yet");
+    let namespace = std::fs::metadata("/proc/thread-self/ns/net").expect("a namespace");
+    let file = format!("/dev/shm/takt-{}-127.0.0.79_{number}", namespace.ino());
+    std::fs::write(&file, [0; 4096]).expect("a file");
+    std::os::unix::fs::chown(&file, Some(65_534), None).expect("another owner");
+    for _ in 0..10_000 {
+        port.receive(64, &mut |_| {});
+        port.flush();
+    }
+    assert!(!port.reaches(peer));
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("ours");
+    assert!(!maps.contains(&file), "{maps}");
+    std::fs::remove_file(&file).expect("ours");
+    let _echo = Echo::start(Provider::Shm, address);
+    await_echo(&mut *port, peer, &mut 0);
+}
+
 /// Between processes: what is not of this host is not reached, and a number is one port's.
 #[test]
 fn shared_memory_reaches_this_host_only() {
