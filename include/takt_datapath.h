@@ -47,7 +47,7 @@ enum takt_dp_failure_kind {
     TAKT_DP_PRIVILEGE = 1,       /* the process lacks a privilege: text says which, and how to grant it */
     TAKT_DP_BIND = 2,            /* the address or port cannot be bound: os_error */
     TAKT_DP_UNAVAILABLE = 3,     /* not offered here: text says why and what to do */
-    TAKT_DP_SYSTEM = 4,          /* a call failed: text says which, os_error why */
+    TAKT_DP_SYSTEM = 4,          /* a call failed: text says which, os_error why; or text alone, "which: why" */
     TAKT_DP_NO_ROUTE = 5,        /* connect: no route leads there through this datapath */
     TAKT_DP_TOO_MANY_PEERS = 6,  /* connect: limit says how many there may be */
     TAKT_DP_NO_FRAMES = 7,       /* connect_link: the port has no interface of its own */

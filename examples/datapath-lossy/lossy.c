@@ -466,9 +466,9 @@ static int flush(void *handle) {
 static size_t receive(void *handle, size_t budget, takt_dp_deliver deliver, void *context) {
     struct port *port = handle;
     static _Thread_local uint8_t memory[65536];
-    size_t count = 0;
+    size_t count = 0, taken = 0;
     send_due(port);
-    while (count < budget) {
+    while (taken < budget) {
         struct sockaddr_storage from;
         socklen_t told = sizeof(from);
         ssize_t length = recvfrom(port->socket, memory, sizeof(memory), 0, (struct sockaddr *)&from, &told);
@@ -478,7 +478,9 @@ static size_t receive(void *handle, size_t budget, takt_dp_deliver deliver, void
             }
             break;
         }
+        taken++;
         if (has_failed(port)) {
+            port->counters.rx_dropped++;
             continue;
         }
         takt_dp_datagram datagram = {

@@ -165,6 +165,16 @@ fn a_plugin_says_that_it_has_failed_and_then_reaches_nobody() {
         // What was begun is given up without harm.
         port.commit(frame, 8, TrafficClass::BEST_EFFORT, None);
         assert!(port.flush());
+        // What arrives is lost, within the budget, and counted.
+        let before = port.counters().rx_dropped;
+        for _ in 0..3 {
+            let sender = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+            sender.send_to(b"lost", port.local()).expect("sent");
+        }
+        for (budget, lost) in [(2, 2), (8, 3)] {
+            assert_eq!(port.receive(budget, &mut |_| panic!("it has failed")), 0);
+            assert_eq!(port.counters().rx_dropped, before + lost);
+        }
         std::fs::remove_file(&broken).expect("removed");
     }
 }

@@ -84,7 +84,7 @@ pub enum FailureKind {
     Bind = 2,
     /// Not offered here.
     Unavailable = 3,
-    /// A call failed: `os_error`.
+    /// A call failed: `os_error`, or the text where that is 0.
     System = 4,
     /// No route leads there through this datapath.
     NoRoute = 5,

@@ -138,7 +138,14 @@ unsafe fn fail_to_open(failure: *mut Failure, error: &OpenError) -> c_int {
         OpenError::Privilege(text) => (FailureKind::Privilege, None, text.clone()),
         OpenError::Bind { source, .. } => (FailureKind::Bind, Some(source), source.to_string()),
         OpenError::Unavailable(text) => (FailureKind::Unavailable, None, text.clone()),
-        OpenError::System { action, source } => (FailureKind::System, Some(source), action.clone()),
+        OpenError::System { action, source } => {
+            // What has no number is told in words.
+            let text = match source.raw_os_error() {
+                Some(_) => action.clone(),
+                None => error.to_string(),
+            };
+            (FailureKind::System, Some(source), text)
+        }
     };
     // SAFETY: the caller's promise.
     unsafe { fail(failure, kind, source, 0, &text) }

@@ -354,6 +354,16 @@ fn open_error(failure: &Failure, bind: Option<SocketAddr>) -> OpenError {
             address,
             source: io_error(failure),
         },
+        // Why is in the text where it has no number.
+        _ if is(FailureKind::System) && failure.os_error == 0 => {
+            let (action, why) = text
+                .split_once(": ")
+                .unwrap_or((&text, "the plugin does not say why"));
+            OpenError::System {
+                action: action.into(),
+                source: std::io::Error::other(why),
+            }
+        }
         _ if is(FailureKind::System) => OpenError::System {
             action: text,
             source: io_error(failure),

@@ -345,14 +345,14 @@ fn what_a_plugin_in_rust_says_of_its_state_passes_the_table() {
 #[test]
 fn what_a_plugin_says_when_it_fails_is_told() {
     let directory = Directory::new();
-    let says = |name: &str, kind: &str, text: &str| {
+    let says_with = |name: &str, kind: &str, number: i32, text: &str| {
         let source = format!(
             "#include \"takt_datapath.h\"
             #include <string.h>
             void f(void) {{}}
             int g(const takt_dp_option *options, size_t count, void **datapath, takt_dp_failure *failure) {{
                 failure->kind = {kind};
-                failure->os_error = 13;
+                failure->os_error = {number};
                 strcpy(failure->text, \"{text}\");
                 return 1;
             }}
@@ -369,6 +369,7 @@ fn what_a_plugin_says_when_it_fails_is_told() {
             .expect("refused")
             .to_string()
     };
+    let says = |name, kind, text| says_with(name, kind, 13, text);
     assert_eq!(
         says("poor", "TAKT_DP_PRIVILEGE", "CAP_NET_RAW: run it as root"),
         "missing privilege: CAP_NET_RAW: run it as root"
@@ -385,6 +386,46 @@ fn what_a_plugin_says_when_it_fails_is_told() {
         says("odd", "77", "what now"),
         "not available here: what now"
     );
+    let numberless = |name, text| says_with(name, "TAKT_DP_SYSTEM", 0, text);
+    assert_eq!(
+        numberless("wordy", "cannot open: it rains"),
+        "cannot open: it rains"
+    );
+    assert_eq!(
+        numberless("curt", "cannot open"),
+        "cannot open: the plugin does not say why"
+    );
+}
+
+#[test]
+fn why_a_plugin_in_rust_fails_passes_the_table_with_a_number_and_without() {
+    struct Fails<const NUMBER: i32>;
+    impl<const NUMBER: i32> Export for Fails<NUMBER> {
+        const NAME: &'static CStr = c"fails";
+        const VERSION: &'static CStr = c"1";
+        fn create(_options: &Options) -> Result<Box<dyn Datapath>, OpenError> {
+            Err(OpenError::System {
+                action: "cannot follow the tables".into(),
+                source: match NUMBER {
+                    0 => std::io::Error::other("the monitor has ended"),
+                    number => std::io::Error::from_raw_os_error(number),
+                },
+            })
+        }
+    }
+    fn told<E: Export>() -> (i32, String) {
+        let create = super::table::<E>().create.expect("there");
+        let (mut handle, mut failure) = (std::ptr::null_mut(), abi::Failure::default());
+        // SAFETY: no options; places that outlive the call.
+        let given = unsafe { create(std::ptr::null(), 0, &raw mut handle, &raw mut failure) };
+        assert_eq!(given, -1);
+        (failure.os_error, abi::read_text(&failure.text))
+    }
+    assert_eq!(
+        told::<Fails<0>>(),
+        (0, "cannot follow the tables: the monitor has ended".into())
+    );
+    assert_eq!(told::<Fails<13>>(), (13, "cannot follow the tables".into()));
 }
 
 #[test]
