@@ -44,6 +44,8 @@ enum Sleep {
     Woken,
     /// By this one of the other words, whether it has changed or not.
     WokenBy(usize),
+    /// One of the words was another: it did not sleep.
+    Changed,
     TimedOut,
     Interrupted,
 }
@@ -82,7 +84,8 @@ impl SinkBell {
     }
 
     /// As [`wait`](Self::wait), until this bell or one of the others rings: at most [`MOST_BELLS`](Self::MOST_BELLS) of
-    /// them; further ones are not waited for. Also says which of the others have rung, a bit each. Needs [`can_wait_for_several`](Self::can_wait_for_several).
+    /// them; further ones are not waited for. Also says which of the others have rung, a bit each; all of them where one has
+    /// ended the wait without a trace. Needs [`can_wait_for_several`](Self::can_wait_for_several).
     pub fn wait_with(
         &self,
         others: &[&SinkBell],
@@ -204,6 +207,11 @@ fn wait<W: Futex>(
     let outcome = match (word.swap(IDLE, Ordering::Acquire), slept) {
         (SLEEPING, Sleep::TimedOut) if rung == 0 => WaitOutcome::TimedOut,
         (SLEEPING, Sleep::Interrupted) if rung == 0 => WaitOutcome::Interrupted,
+        (SLEEPING, Sleep::Changed) if rung == 0 => {
+            // Somebody has changed a word and set it back, which nobody honest does: it may have been any.
+            rung = u64::MAX.checked_shr(64 - others.len() as u32).unwrap_or(0);
+            WaitOutcome::Woken
+        }
         _ => WaitOutcome::Woken,
     };
     (outcome, rung)
@@ -253,7 +261,7 @@ fn ended(result: libc::c_long) -> Sleep {
     match std::io::Error::last_os_error().raw_os_error() {
         Some(libc::EINTR) => Sleep::Interrupted,
         Some(libc::ETIMEDOUT) => Sleep::TimedOut,
-        // EAGAIN: a word had changed already.
+        Some(libc::EAGAIN) => Sleep::Changed,
         _ => Sleep::Woken,
     }
 }

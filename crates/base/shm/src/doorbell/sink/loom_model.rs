@@ -64,7 +64,7 @@ impl Futex for LoomFutex {
         let mut sleepers = self.queue.sleepers.lock().unwrap();
         let changed = |word: &Self| word.word.load(Ordering::Relaxed) != value;
         if changed(self) || others.iter().any(|other| changed(other)) {
-            return Sleep::Woken;
+            return Sleep::Changed;
         }
         if deadline.is_some() {
             return Sleep::TimedOut;

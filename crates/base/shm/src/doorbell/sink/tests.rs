@@ -211,3 +211,68 @@ fn who_wakes_a_thread_without_a_change_of_the_word_has_rung() {
         assert_eq!(woken, (WaitOutcome::Woken, 0b10));
     });
 }
+
+/// A word of which the kernel finds, as the thread is about to sleep, what somebody has set for that moment.
+#[derive(Default)]
+struct SetBack(AtomicU32);
+
+impl Word for SetBack {
+    fn load(&self, order: Ordering) -> u32 {
+        self.0.load(order)
+    }
+
+    fn store(&self, value: u32, order: Ordering) {
+        self.0.store(value, order);
+    }
+
+    fn swap(&self, value: u32, order: Ordering) -> u32 {
+        self.0.swap(value, order)
+    }
+
+    fn replace_if(&self, current: u32, new: u32, order: Ordering) -> bool {
+        Word::replace_if(&self.0, current, new, order)
+    }
+
+    fn fence() {
+        <AtomicU32 as Word>::fence();
+    }
+}
+
+impl Futex for SetBack {
+    fn sleep(&self, others: &[&Self], value: u32, deadline: Option<Instant>) -> Sleep {
+        let Some(hostile) = others.last() else {
+            return self.0.sleep(&[], value, deadline);
+        };
+        hostile.0.store(IDLE, Ordering::SeqCst);
+        let others: Vec<&AtomicU32> = others.iter().map(|other| &other.0).collect();
+        let slept = self.0.sleep(&others, value, deadline);
+        hostile.0.store(value, Ordering::SeqCst);
+        slept
+    }
+
+    fn wake(&self) {
+        self.0.wake();
+    }
+}
+
+#[test]
+fn who_changes_a_word_and_sets_it_back_has_rung_as_far_as_can_be_told() {
+    let words: Vec<SetBack> = std::iter::repeat_with(SetBack::default).take(65).collect();
+    let others: Vec<&SetBack> = words[1..].iter().collect();
+    for count in [1, 2, 63, 64] {
+        let woken = wait(&words[0], &others[..count], || false, None);
+        let all = u64::MAX >> (64 - count);
+        assert_eq!(woken, (WaitOutcome::Woken, all), "{count} bells");
+    }
+    // Its own word tells of whom it can be told.
+    let noticed = wait(
+        &words[0],
+        &others[..2],
+        || {
+            wake_local(&words[0]);
+            false
+        },
+        None,
+    );
+    assert_eq!(noticed, (WaitOutcome::Woken, 0));
+}
