@@ -285,9 +285,9 @@ impl Binding {
             add_ring(&mut by_rings, ring);
         }
         SinkCounters {
-            delivered: read(SinkCounter::Delivered) + by_rings[0],
-            dropped_full: read(SinkCounter::DroppedFull) + by_rings[1],
-            dropped_memory: read(SinkCounter::DroppedMemory) + by_rings[2],
+            delivered: read(SinkCounter::Delivered).saturating_add(by_rings[0]),
+            dropped_full: read(SinkCounter::DroppedFull).saturating_add(by_rings[1]),
+            dropped_memory: read(SinkCounter::DroppedMemory).saturating_add(by_rings[2]),
             lost: read(SinkCounter::Lost),
             lost_at_disconnect: 0,
             superseded: read(SinkCounter::Superseded),
@@ -902,14 +902,15 @@ fn add_ring(sum: &mut [u64; 3], ring: &SinkRing) {
     *sum = std::array::from_fn(|at| sum[at].saturating_add(of_ring[at]));
 }
 
+/// What others have counted is anything, see above.
 fn add(a: &SinkCounters, b: &SinkCounters) -> SinkCounters {
     SinkCounters {
-        delivered: a.delivered + b.delivered,
-        dropped_full: a.dropped_full + b.dropped_full,
-        dropped_memory: a.dropped_memory + b.dropped_memory,
-        lost: a.lost + b.lost,
-        lost_at_disconnect: a.lost_at_disconnect + b.lost_at_disconnect,
-        superseded: a.superseded + b.superseded,
+        delivered: a.delivered.saturating_add(b.delivered),
+        dropped_full: a.dropped_full.saturating_add(b.dropped_full),
+        dropped_memory: a.dropped_memory.saturating_add(b.dropped_memory),
+        lost: a.lost.saturating_add(b.lost),
+        lost_at_disconnect: a.lost_at_disconnect.saturating_add(b.lost_at_disconnect),
+        superseded: a.superseded.saturating_add(b.superseded),
     }
 }
 

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use takt_session::layout::{DirectBlock, FLAG_NUMBERED, Release, RxDescriptor};
 use takt_session::message::{DirectEnd, Reply, Request};
@@ -11,7 +12,7 @@ use takt_shm::{Arena, Consumer, Producer, Region, RingLayout, SinkBell, SinkBell
 
 use super::peer::Peer;
 use super::{LONG, emit, next, settle};
-use crate::{ChannelId, Error, Outcome, Qos, Session, Source, SourceOptions};
+use crate::{ChannelId, Error, Outcome, Qos, Session, SinkOptions, Source, SourceOptions};
 
 const CHANNEL: ChannelId = ChannelId(5);
 const DEPTH: u32 = 16;
@@ -414,6 +415,43 @@ fn a_sink_says_when_it_has_let_go_of_a_ring_that_has_ended() {
     heard(&source);
     assert_eq!(sink.available(), 0);
     assert!(done(3));
+}
+
+
+#[test]
+fn what_a_source_says_that_it_has_dropped_may_be_anything() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.source(CHANNEL).expect("source");
+    let options = SinkOptions {
+        depth: 1,
+        ..SinkOptions::default()
+    };
+    let sink = stream.sink_with(CHANNEL, options).expect("sink");
+    let ring = Sender::begin(&peer, 1, 0, &region());
+    heard(&source);
+    assert_eq!(sink.direct_sources(), 1);
+    for place in [DirectBlock::DROPPED_FULL, DirectBlock::DROPPED_MEMORY] {
+        let word = ring.ring.arena.atomic_u64(place).expect("a counter");
+        word.store(u64::MAX, Ordering::Relaxed);
+    }
+    // Of two the lane drops one.
+    let overflow = || {
+        settle(|| emit(&source, b"first").ok());
+        let second = settle(|| emit(&source, b"second").ok());
+        settle(|| (source.outcome(second) != Outcome::Pending).then_some(()));
+        assert_eq!(&*next(&sink), b"first");
+        let counters = sink.counters();
+        assert_eq!(counters.dropped_full, u64::MAX);
+        assert_eq!(counters.dropped_memory, u64::MAX);
+    };
+    overflow();
+    peer.vanish();
+    settle(|| (!session.is_attached()).then_some(()));
+    peer.come_back();
+    settle(|| session.is_attached().then_some(()));
+    overflow();
 }
 
 /// What files of these names the process has open.
