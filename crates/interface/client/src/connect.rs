@@ -350,7 +350,10 @@ fn install(
     for (key, opened) in sinks {
         match (control.sinks.get_mut(&key), opened) {
             (Some(record), opened) => record.opened = opened,
-            (None, Ok(open)) => orphans.push(Request::CloseSink(open.id)),
+            (None, Ok(open)) => {
+                control.mail.forget_sink(link.attachment.state, open.id);
+                orphans.push(Request::CloseSink(open.id));
+            }
             (None, Err(_)) => {}
         }
     }

@@ -30,6 +30,7 @@ pub(crate) struct Mail {
     /// The session's state under that attachment: handles that are bound to another hear nothing of it.
     state: Option<State>,
     sources: HashMap<u32, VecDeque<SourceNews>>,
+    /// Of each sink that is open: one that is closed keeps nothing of others' memory.
     sinks: HashMap<u32, Vec<SinkNews>>,
     ends: HashMap<u32, End>,
     regions: Vec<(u64, Weak<Mapped>)>,
@@ -104,9 +105,25 @@ impl Mail {
                 self.ends
                     .retain(|_, end| !matches!(end, End::Source(of) if of == source));
             }
-            Reply::SinkOpened { sink, .. } => drop(self.sinks.remove(sink)),
+            Reply::SinkOpened { sink, .. } => {
+                self.drop_sink(*sink);
+                self.sinks.insert(*sink, Vec::new());
+            }
             _ => {}
         }
+    }
+
+    /// A sink of the attachment under this state is about to be closed. What is told of it from then on is for nobody.
+    pub(crate) fn forget_sink(&mut self, state: State, sink: u32) {
+        if self.state == Some(state) {
+            self.drop_sink(sink);
+        }
+    }
+
+    fn drop_sink(&mut self, sink: u32) {
+        self.sinks.remove(&sink);
+        self.ends
+            .retain(|_, end| !matches!(end, End::Sink(of) if *of == sink));
     }
 
     /// What a source is to hear that is bound under this state.
@@ -126,11 +143,11 @@ impl Mail {
 
     /// The same of a sink.
     pub(crate) fn of_sink(&mut self, state: State, sink: u32) -> Vec<SinkNews> {
-        let told = match self.state == Some(state) {
-            true => self.sinks.remove(&sink),
+        match self.state == Some(state) {
+            true => self.sinks.get_mut(&sink).map(std::mem::take),
             false => None,
-        };
-        told.unwrap_or_default()
+        }
+        .unwrap_or_default()
     }
 }
 
@@ -175,15 +192,16 @@ pub(crate) fn hear(
             session,
             region_bytes,
         } => {
+            if !mail.sinks.contains_key(&sink) {
+                return Heard::News(None);
+            }
             mail.ends.insert(ring, End::Sink(sink));
             let opened =
                 mail.open_sink((ring, sender, depth), (session, region_bytes), descriptors);
             let Some(opened) = opened else {
                 return Heard::Unusable(ring);
             };
-            let news = SinkNews::Begins(Box::new(opened));
-            mail.sinks.entry(sink).or_default().push(news);
-            Heard::News(Some(sink))
+            mail.tell_sink(sink, SinkNews::Begins(Box::new(opened)))
         }
         Reply::DirectEnded { ring, epoch, free } => {
             if free {
@@ -202,11 +220,7 @@ pub(crate) fn hear(
                 }
                 Some(&End::Sink(sink)) => {
                     mail.ends.remove(&ring);
-                    mail.sinks
-                        .entry(sink)
-                        .or_default()
-                        .push(SinkNews::Ends(ring));
-                    Heard::News(Some(sink))
+                    mail.tell_sink(sink, SinkNews::Ends(ring))
                 }
                 None => Heard::News(None),
             }
@@ -216,6 +230,13 @@ pub(crate) fn hear(
 }
 
 impl Mail {
+    fn tell_sink(&mut self, sink: u32, news: SinkNews) -> Heard {
+        if let Some(told) = self.sinks.get_mut(&sink) {
+            told.push(news);
+        }
+        Heard::News(Some(sink))
+    }
+
     fn open_sink(
         &mut self,
         ring: (u32, u32, u32),

@@ -222,6 +222,10 @@ fn receive(shared: &Shared, link: &Link) -> Option<End> {
         shared.notify();
         return None;
     }
+    if let Reply::SinkOpened { sink, .. } = message {
+        let state = link.attachment.state;
+        control.mail.forget_sink(state, sink);
+    }
     drop(control);
     // Nobody waits for it any more: what was opened is closed again.
     match message {

@@ -916,10 +916,17 @@ fn add(a: &SinkCounters, b: &SinkCounters) -> SinkCounters {
 
 /// Takes a sink off the record and closes it.
 fn forget(shared: &Shared, key: u32) {
-    let record = shared.lock().sinks.remove(&key);
-    if let Some(Ok(open)) = record.map(|record| record.opened) {
-        shared.post(Request::CloseSink(open.id));
+    let mut control = shared.lock();
+    let record = control.sinks.remove(&key);
+    let Some(Ok(open)) = record.map(|record| record.opened) else {
+        return;
+    };
+    // While there is none, the number is that of a former attachment.
+    if let Some(state) = control.link.as_ref().map(|link| link.attachment.state) {
+        control.mail.forget_sink(state, open.id);
     }
+    drop(control);
+    shared.post(Request::CloseSink(open.id));
 }
 
 impl std::fmt::Debug for Sink {

@@ -183,7 +183,8 @@ impl Stream {
         let key = recorded.inspect_err(|error| {
             if matches!(error, Error::System { .. }) {
                 // Nobody reads it.
-                shared.post(Request::CloseSink(sink));
+                shared.lock().mail.forget_sink(state, sink);
+                shared.post_in(state, Request::CloseSink(sink));
             }
         })?;
         Sink::new(self.0.clone(), key, channel, notify)

@@ -418,6 +418,33 @@ fn a_sink_says_when_it_has_let_go_of_a_ring_that_has_ended() {
 }
 
 
+
+#[test]
+fn a_sink_that_is_closed_keeps_no_memory_of_others() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.source(ChannelId(6)).expect("source");
+    let sink = stream.sink(CHANNEL).expect("sink");
+    let name = "takt-test-left";
+    let region = Region::create(name, PAGE).expect("a region");
+    Region::protect(&region).expect("protected");
+    let _unheard = Sender::begin(&peer, 1, 0, &region);
+    heard(&source);
+    assert_eq!(mappings(name), 1);
+    drop(sink);
+    assert_eq!(mappings(name), 0);
+    // Told before the runtime knew.
+    let late = Sender::begin(&peer, 2, 0, &region);
+    late.ring.end(&peer, 0, false);
+    heard(&source);
+    assert_eq!(mappings(name), 0);
+    let sink = stream.sink(CHANNEL).expect("sink");
+    let _of_another = Sender::begin(&peer, 3, 0, &region);
+    heard(&source);
+    assert_eq!((sink.direct_sources(), mappings(name)), (1, 1));
+}
+
 #[test]
 fn what_a_source_says_that_it_has_dropped_may_be_anything() {
     let peer = Peer::start();
