@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::SocketAddrUnix;
-use takt_session::message::{DirectEnd, Envelope, Reply, Request};
+use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ErrorCode, Failure, transport};
 use takt_shm::SinkBell;
 
@@ -80,8 +80,8 @@ struct Dialogue<'a> {
     request: u32,
     /// What it is about, once it is known.
     attachment: Option<Arc<Attachment>>,
-    /// Rings that cannot be used: given up as soon as the session is attached.
-    unusable: Vec<u32>,
+    /// What is to be said of rings as soon as the session is attached.
+    answers: Vec<Request>,
 }
 
 impl Dialogue<'_> {
@@ -150,7 +150,7 @@ impl Dialogue<'_> {
                         let heard =
                             shared.hear(&mut control, attachment, &message, packet.descriptors);
                         drop(control);
-                        self.unusable.extend(heard);
+                        self.answers.extend(heard);
                     }
                 }
             }
@@ -181,7 +181,7 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         socket: &socket,
         request: 0,
         attachment: None,
-        unusable: Vec::new(),
+        answers: Vec::new(),
     };
     shared.lock().mail = Mail::of(state);
     let options = &shared.options;
@@ -308,11 +308,7 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         opened_sinks.push((key, sink));
     }
     let last_request = dialogue.request;
-    let unusable = dialogue.unusable.into_iter().map(|ring| {
-        let reason = DirectEnd::Unusable;
-        Request::EndDirect { ring, reason }
-    });
-    orphans.extend(unusable);
+    orphans.extend(dialogue.answers);
     install(
         shared,
         orphans,
@@ -328,7 +324,7 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes a new link the session's. What lost its handle meanwhile is closed, as are `orphans`.
+/// Makes a new link the session's. What lost its handle meanwhile is closed; `orphans` are to be said then, too.
 fn install(
     shared: &Shared,
     mut orphans: Vec<Request>,

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use takt_session::layout::{SinkBlock, SourceBlock};
-use takt_session::message::{Envelope, Reply, Request};
+use takt_session::message::{DirectEnd, Envelope, Reply, Request};
 use takt_session::unserved::Counts;
 use takt_session::{ChannelId, Endpoint, Failure, Qos, SinkMode, transport};
 use takt_shm::SinkBell;
@@ -357,20 +357,22 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Takes note of what the runtime says of rings. A ring that cannot be used is to be given up.
+    /// Takes note of what the runtime says of rings, and what is to be answered.
     pub(crate) fn hear(
         &self,
         control: &mut Control,
         attachment: &Attachment,
         message: &Reply,
         descriptors: Vec<OwnedFd>,
-    ) -> Option<u32> {
+    ) -> Option<Request> {
         control.mail.opens(message);
         let heard = direct::hear(&mut control.mail, attachment, message, descriptors);
-        let sink = match heard {
+        let end = |ring, reason| Some(Request::EndDirect { ring, reason });
+        let (sink, answer) = match heard {
             Heard::Other => return None,
-            Heard::Unusable(ring) => return Some(ring),
-            Heard::News(sink) => sink,
+            Heard::Unusable(ring) => return end(ring, DirectEnd::Unusable),
+            Heard::Unused(ring) => (None, end(ring, DirectEnd::Done)),
+            Heard::News(sink) => (sink, None),
         };
         // Release: partner are the loads by handles, which look under the lock then.
         self.news.fetch_add(1, Ordering::Release);
@@ -379,7 +381,7 @@ impl Shared {
         if let Some(open) = opened.find(|open| Some(open.id) == sink) {
             open.bell.wake_local();
         }
-        None
+        answer
     }
 
     /// Wakes the reader thread.

@@ -72,7 +72,7 @@ impl SourceNews {
         to.push_back(next);
     }
 
-    fn begins(&self, ring: u32) -> bool {
+    pub(crate) fn begins(&self, ring: u32) -> bool {
         matches!(self, Self::Begins(begun) if begun.ring == ring)
     }
 }
@@ -159,6 +159,8 @@ pub(crate) enum Heard {
     News(Option<u32>),
     /// This ring cannot be used.
     Unusable(u32),
+    /// This ring has ended, and its source has not used it and never will.
+    Unused(u32),
 }
 
 /// Takes note of what is said of rings.
@@ -216,7 +218,10 @@ pub(crate) fn hear(
                     if free || unheard {
                         mail.ends.remove(&ring);
                     }
-                    Heard::News(None)
+                    match unheard && !free {
+                        true => Heard::Unused(ring),
+                        false => Heard::News(None),
+                    }
                 }
                 Some(&End::Sink(sink)) => {
                     mail.ends.remove(&ring);

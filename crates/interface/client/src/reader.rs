@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
-use takt_session::message::{DirectEnd, Envelope, Reply, Request};
+use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ErrorCode, Failure, transport};
 
 use crate::connect;
@@ -204,11 +204,10 @@ fn receive(shared: &Shared, link: &Link) -> Option<End> {
     }
     let mut descriptors = packet.descriptors;
     if request == 0 {
-        let unusable = shared.hear(&mut control, &link.attachment, &message, descriptors);
+        let answer = shared.hear(&mut control, &link.attachment, &message, descriptors);
         drop(control);
-        if let Some(ring) = unusable {
-            let reason = DirectEnd::Unusable;
-            shared.post(Request::EndDirect { ring, reason });
+        if let Some(answer) = answer {
+            shared.post(answer);
         }
         return None;
     }

@@ -914,6 +914,14 @@ impl Source {
         self.shared().post_in(binding.state, request);
     }
 
+    /// Nothing is given to the sink of a ring any more, nor counted there, which has ended: the sink may let go of it.
+    #[cold]
+    fn let_go(&self, state: State, ring: u32) {
+        let reason = DirectEnd::Done;
+        let request = Request::EndDirect { ring, reason };
+        self.shared().post_in(state, request);
+    }
+
     /// Does what the runtime has told of rings.
     #[cold]
     fn hear(&self, binding: &mut Binding, news: u64) {
@@ -930,6 +938,10 @@ impl Source {
             for next in told {
                 if let SourceNews::Ends { ring, free, .. } = next {
                     binding.ends(ring, free);
+                    let mut waiting = binding.direct.news.iter();
+                    if !free && waiting.any(|news| news.begins(ring)) {
+                        self.let_go(binding.state, ring);
+                    }
                 }
                 next.add(&mut binding.direct.news);
             }
@@ -952,10 +964,13 @@ impl Source {
                     direct.epoch = direct.epoch.max(ring.epoch);
                     direct.rings.push(*ring);
                 }
-                Some(SourceNews::Ends { ring, epoch, .. }) => {
+                Some(SourceNews::Ends { ring, epoch, free }) => {
                     direct.epoch = direct.epoch.max(epoch);
                     direct.rings.retain(|other| other.ring != ring);
                     binding.account.end_ring(ring);
+                    if !free {
+                        self.let_go(binding.state, ring);
+                    }
                 }
                 Some(SourceNews::Epoch(epoch)) => direct.epoch = direct.epoch.max(epoch),
                 None => {}

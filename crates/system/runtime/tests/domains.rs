@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::SocketAddrUnix;
 use support::{App, listening, reply, send};
+use takt_runtime::config::ListenerConfig;
 use takt_runtime::policy::{Policy, Trust};
 use takt_session::message::{DirectEnd, Reply, Request};
 use takt_session::{ChannelId, ErrorCode, Failure, Qos, transport};
@@ -189,4 +190,50 @@ fn a_sink_has_so_many_rings_until_it_lets_go_of_some_that_have_ended() {
         reason: DirectEnd::Done,
     });
     assert_eq!(answer.expect_err("gone").code, ErrorCode::NotFound);
+}
+
+/// A sink that let go of its ring first would miss, and count nowhere, what it is given until the source has heard.
+#[test]
+fn a_sink_hears_that_its_domain_is_over_when_its_source_gives_it_nothing_more() {
+    for says_so in [true, false] {
+        let (runtime, directory, address) = listening(domain());
+        let (mut writer, region) = member(&address);
+        writer.populate();
+        Region::protect(&region).expect("sealed");
+        let (mut reader, _) = member(&address);
+        let (stream, readers) = (writer.stream(Qos::slow()), reader.stream(Qos::slow()));
+        reader.sink(readers, 5, 0);
+        writer.source(stream, 5, 0);
+        let Reply::DirectSink { ring, .. } = reply(&reader.socket) else {
+            panic!("no ring");
+        };
+        assert!(matches!(
+            reply(&writer.socket),
+            Reply::DirectSource { epoch: 1, .. }
+        ));
+        let alone = ListenerConfig {
+            path: directory.join("tenant.sock"),
+            mode: 0o600,
+            policy: Policy::default(),
+        };
+        let set = runtime.handle().set_listener(alone);
+        set.expect("running").expect("possible");
+        let ended = |epoch| Reply::DirectEnded {
+            ring,
+            epoch,
+            free: false,
+        };
+        assert_eq!(reply(&writer.socket), ended(2));
+        send(&reader.socket, 70, Request::OpenStream(Qos::slow()), &[]);
+        let next = reply(&reader.socket);
+        assert!(matches!(next, Reply::StreamOpened { .. }), "{next:?}");
+        if says_so {
+            let reason = DirectEnd::Done;
+            send(&writer.socket, 71, Request::EndDirect { ring, reason }, &[]);
+            assert_eq!(reply(&writer.socket), Reply::Noted);
+        } else {
+            drop(writer);
+        }
+        assert_eq!(reply(&reader.socket), ended(0));
+    }
 }

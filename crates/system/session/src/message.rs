@@ -167,7 +167,8 @@ pub enum DirectEnd {
     Impossible = 2,
     /// The sink: its source rings and has nothing to give.
     Noise = 3,
-    /// The sink: it has been told that the ring has ended, and has none of its messages any more.
+    /// It has been told that the ring has ended. The sink: it has none of its messages any more; the source: it gives none any
+    /// more.
     Done = 4,
 }
 

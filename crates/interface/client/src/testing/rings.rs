@@ -419,6 +419,59 @@ fn a_sink_says_when_it_has_let_go_of_a_ring_that_has_ended() {
 
 
 
+
+#[test]
+fn a_source_says_when_it_gives_nothing_more_to_a_ring_that_has_ended() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let source = stream.source(CHANNEL).expect("source");
+    let done = |number: u32| {
+        heard(&source);
+        let wanted = Request::EndDirect {
+            ring: number,
+            reason: DirectEnd::Done,
+        };
+        peer.with(|host| host.log.contains(&wanted))
+    };
+    let mut used = Ring::new(1);
+    used.begin(&peer, 0, 1);
+    heard(&source);
+    emit(&source, b"one").expect("emit");
+    assert_eq!(used.got().len(), 1);
+    used.end(&peer, 2, false);
+    assert!(!done(1), "its handle does not know yet");
+    emit(&source, b"two").expect("emit");
+    assert!(used.got().is_empty());
+    assert!(done(1));
+    // One that it has never used, nor heard of.
+    let unused = Ring::new(2);
+    unused.begin(&peer, 0, 3);
+    unused.end(&peer, 4, false);
+    settle(|| done(2).then_some(()));
+    // One that waits for the lane.
+    peer.with(|host| host.frozen = true);
+    emit(&source, b"three").expect("emit");
+    let waits = Ring::new(3);
+    waits.begin(&peer, 0, 5);
+    heard(&source);
+    assert_eq!(source.direct_sinks(), 0);
+    waits.end(&peer, 6, false);
+    assert!(!done(3));
+    assert_eq!(source.direct_sinks(), 0);
+    assert!(done(3));
+    peer.with(|host| host.frozen = false);
+    // Of one whose sink is gone nothing need be said.
+    let gone = Ring::new(4);
+    gone.begin(&peer, 0, 7);
+    heard(&source);
+    settle(|| (source.direct_sinks() == 1).then_some(()));
+    gone.end(&peer, 8, true);
+    heard(&source);
+    assert_eq!(source.direct_sinks(), 0);
+    assert!(!done(4));
+}
+
 #[test]
 fn a_sink_that_is_closed_keeps_no_memory_of_others() {
     let peer = Peer::start();

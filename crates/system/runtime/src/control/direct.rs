@@ -214,6 +214,7 @@ impl Control {
             sink,
             usage,
             ended: None,
+            sink_told: false,
             let_go: false,
             epoch,
         };
@@ -250,6 +251,30 @@ impl Control {
 
     /// A ring is over. `free`: the sink reads none of its messages any more; otherwise it may until its session has gone.
     fn end_direct(&mut self, number: u32, why: &'static str, free: bool) {
+        self.end_at_source(number, why, free);
+        self.end_at_sink(number);
+        if free {
+            self.direct.remove(number);
+        }
+    }
+
+    /// A ring is over for its sink, which may let go of it as soon as nothing is in it.
+    fn end_at_sink(&mut self, number: u32) {
+        let Some(sink) = self.direct.tell_sink(number) else {
+            return;
+        };
+        let ended = Reply::DirectEnded {
+            ring: number,
+            epoch: 0,
+            free: false,
+        };
+        if let Some(to) = self.sessions.get_mut(&sink.0) {
+            tell_later(to, ended);
+        }
+    }
+
+    /// A ring is over for its source, which gives it nothing more as soon as it has heard so.
+    fn end_at_source(&mut self, number: u32, why: &'static str, free: bool) {
         let Some(ring) = self.direct.get(number) else {
             return;
         };
@@ -268,14 +293,8 @@ impl Control {
                     begins: false,
                 });
             }
-            let ended = Reply::DirectEnded {
-                ring: number,
-                epoch: 0,
-                free: false,
-            };
             if let Some(to) = self.sessions.get_mut(&sink.0) {
                 to.charge.subtract(usage);
-                tell_later(to, ended);
             }
         }
         let ended = Reply::DirectEnded {
@@ -290,9 +309,6 @@ impl Control {
         if !told {
             let text = "the application does not take what it is told";
             self.end_session(source.0, Some(Failure::new(ErrorCode::Protocol, text)));
-        }
-        if free {
-            self.direct.remove(number);
         }
     }
 
@@ -320,6 +336,7 @@ impl Control {
     /// The sources of rings that have ended are closed. A sink may still have messages of theirs.
     fn close_all(&mut self, numbers: Vec<u32>) {
         for number in numbers {
+            self.end_at_sink(number);
             self.direct.close(number);
             if self.direct.get(number).is_some_and(|ring| ring.let_go) {
                 self.end_direct(number, "the source is closed", true);
@@ -332,7 +349,20 @@ impl Control {
         self.end_all(self.direct.of_sink(sink), "the sink is closed", true);
     }
 
-    /// A session ends, or its listener is no trust domain any more: it may still read what it has got.
+    /// A session's listener is no trust domain any more, or is one of another kind. Sources go on: a sink that let go of a ring
+    /// before its source has heard would lose, and not count, what it is given meanwhile.
+    pub(super) fn leave_domain(&mut self, id: SessionId) {
+        const WHY: &str = "the listener's trust was changed";
+        let mut rings = self.direct.of_sources_session(id);
+        rings.extend(self.direct.of_sinks_session(id));
+        for number in rings {
+            if self.direct.get(number).is_some_and(|r| r.ended.is_none()) {
+                self.end_at_source(number, WHY, false);
+            }
+        }
+    }
+
+    /// A session ends: it may still read what it has got.
     pub(super) fn end_direct_with(&mut self, id: SessionId) {
         const WHY: &str = "a session has ended";
         self.end_all(self.direct.of_sources_session(id), WHY, false);
@@ -366,8 +396,12 @@ impl Control {
             ));
         };
         if ring.ended.is_some() {
-            let lets_go = reason == DirectEnd::Done && ring.sink.0 == id;
-            if lets_go && self.direct.let_go(number) {
+            if reason != DirectEnd::Done {
+                return Ok(());
+            }
+            if ring.source.0 == id {
+                self.end_at_sink(number);
+            } else if self.direct.let_go(number) {
                 self.end_direct(number, "the sink is done with it", true);
             }
             return Ok(());

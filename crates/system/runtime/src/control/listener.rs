@@ -230,7 +230,7 @@ impl Control {
             if policy.trust != old.trust {
                 let theirs = self.sessions.values().filter(|s| s.tenant == tenant);
                 let theirs: Vec<SessionId> = theirs.map(|s| s.id).collect();
-                theirs.into_iter().for_each(|id| self.end_direct_with(id));
+                theirs.into_iter().for_each(|id| self.leave_domain(id));
             }
             let streams = !(old.streams.is_empty() && policy.streams.is_empty());
             if streams || policy.classes != old.classes {

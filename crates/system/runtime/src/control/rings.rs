@@ -32,6 +32,8 @@ pub struct Direct {
     pub usage: Usage,
     /// The source gives it nothing any more; the sink may still read what it has got. Why.
     pub ended: Option<&'static str>,
+    /// It has ended, and the sink knows.
+    pub sink_told: bool,
     /// It has ended, and the sink has none of its messages any more.
     pub let_go: bool,
     /// When its first message was, in the source's count of epochs; when its last was, if it has ended.
@@ -107,6 +109,13 @@ impl Rings {
         ring.ended.get_or_insert(why);
         self.insert(number, ring);
         begun
+    }
+
+    /// The sink of a ring that has ended is told so: which it is, the first time.
+    pub fn tell_sink(&mut self, number: u32) -> Option<SinkPlace> {
+        let ring = self.all.get_mut(&number)?;
+        let first = !std::mem::replace(&mut ring.sink_told, true);
+        first.then_some(ring.sink)
     }
 
     /// The epoch of its last change.
@@ -233,6 +242,7 @@ mod tests {
             sink,
             usage: Usage::default(),
             ended: None,
+            sink_told: false,
             let_go: false,
             epoch: 1,
         }
