@@ -156,7 +156,23 @@ fn join(place: &mut [u8; PATH], directory: &[u8], name: &[u8]) -> Option<usize> 
     Some(length)
 }
 
+/// Whether the kernel takes it for a program: directories may be "executed" too, as far as their bits tell.
 fn is_executable(path: &CStr) -> bool {
+    let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a C string, and memory for the answer.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_newfstatat,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            found.as_mut_ptr(),
+            0,
+        )
+    };
+    // SAFETY: filled where the call succeeds.
+    if answer != 0 || unsafe { found.assume_init() }.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return false;
+    }
     // SAFETY: a C string.
     let answer = unsafe {
         libc::syscall(
@@ -199,6 +215,10 @@ pub unsafe fn by_name(name: *const c_char) -> bool {
     if text.to_bytes().contains(&b'/') {
         // SAFETY: as above.
         return unsafe { by_path(name) };
+    }
+    if text.is_empty() {
+        // Not the directories themselves.
+        return false;
     }
     let mut there = false;
     search(text, |path| {
@@ -257,6 +277,14 @@ mod tests {
         assert_eq!(examined(&own), Some(None));
         assert_eq!(examined(c"/etc/passwd"), Some(None));
         assert_eq!(examined(c"/nonexistent"), None);
+    }
+
+    #[test]
+    fn directories_are_no_programs() {
+        assert!(is_executable(c"/bin/sh"));
+        for path in [c"/tmp", c"/bin/", c"/etc/passwd", c"/nonexistent", c""] {
+            assert!(!is_executable(path), "{path:?}");
+        }
     }
 
     #[test]

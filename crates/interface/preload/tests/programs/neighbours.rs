@@ -221,8 +221,8 @@ fn what_waits_for_a_next_hop_is_sent_or_counted_however_its_socket_ends() {
     }
 }
 
-#[test]
-fn what_waits_for_a_next_hop_is_sent_though_the_descriptor_is_closed_that_was_used_last() {
+/// A next hop that answers after the program has done it in this way, which it says in this word.
+fn is_sent_after(way: &str, word: &str) {
     let mut site = Site::without_daemon();
     site.start_daemon_without_addresses();
     let listener = Listener::new(site.there());
@@ -230,10 +230,10 @@ fn what_waits_for_a_next_hop_is_sent_though_the_descriptor_is_closed_that_was_us
     let present = present.to_string();
     let late = absent_beside(&present);
     let mut command = site.command("python3");
-    command.arg(script("held.py")).args([&late, "stays"]);
+    command.arg(script("held.py")).args([late.as_str(), way]);
     let running = Running::start(command.env("TAKT_PRELOAD", "required"));
-    until("it has closed the descriptor", || {
-        running.output().0.contains("closed").then_some(())
+    until("it has done so", || {
+        running.output().0.contains(word).then_some(())
     });
     let mut answer = site.there().command("ip").expect("the lab is up");
     answer.args(["address", "add", &format!("{late}/32"), "dev", "eth0"]);
@@ -242,6 +242,16 @@ fn what_waits_for_a_next_hop_is_sent_though_the_descriptor_is_closed_that_was_us
         let (text, _) = listener.next_in_time();
         assert_eq!(text, format!("held {number}").as_bytes());
     }
+}
+
+#[test]
+fn what_waits_for_a_next_hop_is_sent_though_the_descriptor_is_closed_that_was_used_last() {
+    is_sent_after("stays", "closed");
+}
+
+#[test]
+fn what_waits_for_a_next_hop_is_not_given_up_for_a_program_that_is_none() {
+    is_sent_after("no program", "stays");
 }
 
 #[test]

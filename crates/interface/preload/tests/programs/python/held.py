@@ -1,6 +1,6 @@
 """Datagrams that wait for a next hop (`held.py ADDRESS WAY`). WAY is how the socket ends that has them, or `stamp`: then they are
 told of by a wait that has begun while all of them waited. With `dup` and `stays`, the descriptor that was used last is closed, and the
-socket is open by another one until the program ends, or for ever."""
+socket is open by another one until the program ends, or for ever. With `no program`, it stays open, and what is to be executed is none."""
 
 import ctypes
 import errno
@@ -23,7 +23,8 @@ made.setsockopt(socket.SOL_SOCKET, SO_TXTIME, struct.pack("iI", CLOCK_TAI, 0))
 if way == "stamp":
     # Which datagrams are stamped, each says itself.
     made.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, struct.pack("I", SOFTWARE | TSONLY))
-launch = time.clock_gettime_ns(CLOCK_TAI) + (10_000_000_000 if way == "stays" else 600_000_000)
+later = way in ["stays", "no program"]
+launch = time.clock_gettime_ns(CLOCK_TAI) + (10_000_000_000 if later else 600_000_000)
 latest = made.dup() if way in ["dup", "stays"] else made
 for number in range(3):
     control = [(socket.SOL_SOCKET, SO_TXTIME, struct.pack("Q", launch + number))]
@@ -61,6 +62,14 @@ elif way == "failing exec":
         assert error.errno == errno.ENOEXEC, error
     finally:
         os.remove(file.name)
+elif way == "no program":
+    for execute, name in [(os.execv, "/tmp"), (os.execvp, "")]:
+        try:
+            execute(name, ["none"])
+        except OSError as error:
+            assert error.errno in [errno.EACCES, errno.ENOENT], error
+    print("stays", flush=True)
+    signal.pause()
 elif way == "_exit":
     sys.stdout.flush()
     os._exit(0)
