@@ -237,16 +237,40 @@ impl TxMemory {
         Ok(())
     }
 
-    fn collect_from(&self, buddy: &mut Buddy, account: &Account) -> Result<(), Impossible> {
+    /// Takes back what sinks of other sessions have returned to any source of this one: a source that does nothing does not
+    /// look itself.
+    #[cold]
+    pub(crate) fn collect_returned(&self) -> Result<(), Impossible> {
+        let mut shared = lock(&self.shared);
+        let Shared {
+            buddy,
+            accounts,
+            closed,
+        } = &mut *shared;
+        accounts
+            .iter()
+            .filter_map(Weak::upgrade)
+            .try_for_each(|account| self.collect_completed(buddy, &account))?;
+        closed.retain(|account| account.lends());
+        drop(shared);
+        self.room.came();
+        Ok(())
+    }
+
+    fn collect_completed(&self, buddy: &mut Buddy, account: &Account) -> Result<(), Impossible> {
         loop {
             let (blocks, count) = self.completions(account)?;
             for block in blocks.iter().flatten() {
                 self.give(buddy, block.chunk);
             }
             if count < BATCH {
-                break;
+                return Ok(());
             }
         }
+    }
+
+    fn collect_from(&self, buddy: &mut Buddy, account: &Account) -> Result<(), Impossible> {
+        self.collect_completed(buddy, account)?;
         for place in account.kept.as_flattened() {
             let chunk = place.swap(NONE, Ordering::Acquire); // Partner: `Account::push`.
             if chunk != NONE {
@@ -578,6 +602,13 @@ impl Account {
         returns
             .direct
             .retain(|of| of.lent.ring != ring || of.lent.count() > 0);
+    }
+
+    /// Bytes of its blocks that sinks of other sessions have.
+    #[cold]
+    pub(crate) fn lent(&self) -> usize {
+        let returns = lock(&self.returns);
+        returns.direct.iter().map(|of| of.lent.bytes()).sum()
     }
 
     /// Whether sinks of other sessions have some of its blocks.

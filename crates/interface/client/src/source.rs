@@ -21,12 +21,12 @@ use takt_time::TaiTime;
 
 use crate::attachment::Attachment;
 use crate::control::{Lingering, OpenSource, Shared, unexpected};
-use crate::direct::{SourceNews, SourceRing};
+use crate::direct::{NoRoom, SourceNews, SourceRing};
 use crate::error::Error;
 use crate::fork::{Slot, State, Status};
 use crate::interrupt::Interrupt;
 use crate::mapping::Mapping;
-use crate::memory::{Account, Block, Outcomes, Stock};
+use crate::memory::{Account, Block, Impossible, Outcomes, Stock};
 use crate::notify::Event;
 use crate::owner::StreamCore;
 use crate::progress::Progress;
@@ -822,15 +822,25 @@ impl Source {
         let mut over: Option<(u32, DirectEnd)> = None;
         if direct {
             let most = binding.attachment.most_lent();
+            let mut looked_at_all = false;
+            let violated =
+                |impossible: Impossible| self.shared().violated(binding.state, impossible.0);
             for ring in &mut binding.direct.rings {
                 let mut room = ring.room(most, memory.lent());
                 if !ring.given_up && !matches!(room, Ok(None)) {
                     // What has come back is not counted yet.
                     memory
                         .harvest(account, &mut binding.stock)
-                        .map_err(|impossible| {
-                            self.shared().violated(binding.state, impossible.0)
-                        })?;
+                        .map_err(violated)?;
+                    room = ring.room(most, memory.lent());
+                }
+                if matches!(room, Ok(Some(NoRoom::Memory)))
+                    && !looked_at_all
+                    && memory.lent() > account.lent()
+                {
+                    // Nor is what has come back to other sources of the session, which may do nothing.
+                    looked_at_all = true;
+                    memory.collect_returned().map_err(violated)?;
                     room = ring.room(most, memory.lent());
                 }
                 let end = match room {

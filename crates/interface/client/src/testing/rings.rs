@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use takt_session::layout::{DirectBlock, FLAG_NUMBERED, Release, RxDescriptor};
 use takt_session::message::{DirectEnd, Reply, Request};
-use takt_shm::{Arena, Consumer, Producer, Region, RingLayout, SinkBell, SinkBellHost};
+use takt_shm::{Arena, CHUNK, Consumer, Producer, Region, RingLayout, SinkBell, SinkBellHost};
 
 use super::peer::Peer;
 use super::{LONG, emit, next, settle};
@@ -269,6 +269,38 @@ fn a_session_in_a_trust_domain_has_all_the_memory_that_others_read_before_they_c
     });
 }
 
+#[test]
+fn what_sinks_have_given_back_to_a_source_that_does_nothing_is_no_longer_with_them() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let (idle, source) = (
+        stream.source(CHANNEL).expect("source"),
+        stream.source(CHANNEL).expect("source"),
+    );
+    let (mut first, mut second, mut other) = (Ring::new(1), Ring::new(2), Ring::new(3));
+    first.begin(&peer, 0, 1);
+    second.begin(&peer, 0, 2);
+    other.begin(&peer, 1, 1);
+    heard(&source);
+    assert_eq!((idle.direct_sinks(), source.direct_sinks()), (2, 1));
+    let most = {
+        let control = source.shared().lock();
+        let link = control.link.as_ref().expect("attached");
+        link.attachment.most_lent()
+    };
+    emit(&idle, &vec![7; most / 2]).expect("emit");
+    for sink in [&mut first, &mut second] {
+        let got = sink.got();
+        assert_eq!(got.len(), 1);
+        assert_eq!(sink.returns.push(got[0].chunk), Ok(true));
+    }
+    assert_eq!(lent(&source), most);
+    emit(&source, b"to another sink").expect("emit");
+    assert_eq!(other.got().len(), 1);
+    assert_eq!(lent(&source), CHUNK);
+}
+
 /// A source's end of a ring to a sink of the session.
 struct Sender {
     ring: Ring,
@@ -416,9 +448,6 @@ fn a_sink_says_when_it_has_let_go_of_a_ring_that_has_ended() {
     assert_eq!(sink.available(), 0);
     assert!(done(3));
 }
-
-
-
 
 #[test]
 fn a_source_says_when_it_gives_nothing_more_to_a_ring_that_has_ended() {
