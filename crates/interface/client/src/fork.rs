@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
 mod handler;
 
-pub use handler::forks;
+pub use handler::{after_fork, forks};
 
 /// What a session is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -80,6 +80,8 @@ mod wake;
 
 pub use callback::CallbackSink;
 pub use error::Error;
+#[doc(hidden)] // for the preload
+pub use fork::after_fork;
 #[doc(hidden)] // for threads of what stands on the channels
 pub use fork::forks;
 pub use frame::{FrameBuffer, FrameOptions, FrameSource};

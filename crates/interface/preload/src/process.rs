@@ -97,6 +97,8 @@ fn after_fork(word: &AtomicU32) {
         Ok(_) => {
             // SAFETY: plain system call.
             PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+            // First: what follows forgets the session and does not close it.
+            takt::after_fork();
             crate::runtime::after_fork();
             crate::socket::after_fork();
             crate::follower::after_fork();

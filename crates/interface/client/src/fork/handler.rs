@@ -90,6 +90,12 @@ pub fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
+/// In a forked child that the C library knows nothing of, and for which it runs no handlers: made by a system call of the
+/// program's own, or `_Fork`. Called before anything is opened there, by one thread; harmless where the handler has run.
+pub fn after_fork() {
+    in_child();
+}
+
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     let nothing = NOTHING.load(Ordering::Relaxed);

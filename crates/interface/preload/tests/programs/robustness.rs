@@ -247,3 +247,22 @@ fn what_a_process_has_to_tell_its_threads_is_told_to_no_fork() {
     let running = Running::start(site.command(program("forked")).arg(address));
     assert_eq!(running.end(), ("apart\n".into(), String::new()));
 }
+
+#[test]
+fn a_child_that_the_c_library_knows_nothing_of_leaves_its_parents_session_alone() {
+    let site = Site::new();
+    let listener = Listener::new(site.there());
+    let address = site.addresses()[0].to_string();
+    let mut command = site.command(program("cloned"));
+    command.arg(address).env("TAKT_PRELOAD", "required");
+    let running = Running::start(&mut command);
+    for text in [b"parent".as_slice(), b"child"] {
+        assert_eq!(listener.next_in_time().0, text);
+    }
+    // Its parent has none any more.
+    until("the child's alone is left", || {
+        (site.sessions().len() == 1).then_some(())
+    });
+    assert_eq!(running.output().1, "");
+    assert_eq!(site.sent(), 2, "by the runtime");
+}
