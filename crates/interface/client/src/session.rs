@@ -22,6 +22,8 @@ use crate::sys;
 
 /// How long the runtime may take to answer unless the application says otherwise.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Some 34 years: as good as no limit.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(1 << 30);
 
 /// An application attached to the runtime of its node.
 ///
@@ -174,7 +176,8 @@ impl SessionBuilder {
     /// How long the runtime may take to answer a request, 5 s if not set.
     #[must_use]
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
-        self.request_timeout = timeout;
+        // Added to an instant, which holds no more than some.
+        self.request_timeout = timeout.min(LONGEST_TIMEOUT);
         self
     }
 

@@ -19,6 +19,16 @@ fn without_a_runtime_the_error_names_the_socket_and_the_remedies() {
     }
 }
 
+
+#[test]
+fn a_request_may_take_any_time() {
+    let peer = Peer::start();
+    let builder = Session::builder().socket(&peer.path);
+    let session = builder.request_timeout(Duration::MAX).open();
+    let session = session.expect("a session");
+    session.stream(Qos::default()).expect("a stream");
+}
+
 #[test]
 fn a_stream_tells_what_it_asked_for_what_it_got_and_why() {
     let peer = Peer::start();
