@@ -6,10 +6,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::net::SocketAddrUnix;
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ErrorCode, Failure, transport};
 use takt_shm::SinkBell;
@@ -24,33 +23,71 @@ use crate::error::Error;
 use crate::fork::{State, Status};
 use crate::room;
 
-/// Connects to the runtime's socket.
-pub(crate) fn connect(path: &Path) -> Result<OwnedFd, Error> {
-    let connected = || -> io::Result<OwnedFd> {
-        let socket = transport::socket()?;
-        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-        Ok(socket)
-    };
+/// First and longest pause between two attempts to connect to a runtime that has too many connections to accept.
+const BUSY: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
+
+/// Connects to the runtime's socket. One that accepts nothing, as it is stopped, is waited for as long as for an answer, by
+/// `pause`.
+pub(crate) fn connect(
+    path: &Path,
+    timeout: Duration,
+    mut pause: impl FnMut(Duration) -> Result<(), Error>,
+) -> Result<OwnedFd, Error> {
+    let deadline = Instant::now() + timeout;
+    let [mut next, longest] = BUSY;
+    loop {
+        match transport::connect(path) {
+            Ok(socket) => return Ok(socket),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(Error::TimedOut);
+                }
+                pause(next.min(left))?;
+                next = (next * 2).min(longest);
+            }
+            Err(error) => return Err(no_connection(path, error)),
+        }
+    }
+}
+
+/// Why there is no connection to be had.
+fn no_connection(path: &Path, source: io::Error) -> Error {
     let found = std::fs::metadata(path);
-    connected().map_err(|source| match source.kind() {
-        _ if found.as_ref().is_ok_and(|found| !found.file_type().is_socket()) => Error::NoRuntime {
-            path: path.to_owned(),
-            source: io::Error::other("that is no socket"),
-        },
+    match source.kind() {
+        _ if found
+            .as_ref()
+            .is_ok_and(|found| !found.file_type().is_socket()) =>
+        {
+            Error::NoRuntime {
+                path: path.to_owned(),
+                source: io::Error::other("that is no socket"),
+            }
+        }
         io::ErrorKind::PermissionDenied => Error::Refused(Failure::new(
             ErrorCode::NotPermitted,
             format!(
                 "this user may not connect to {}{}: ask the operator of the node for access to the socket (`mode` of its \
                  `[[listener]]`, and the group of the file), or use another node with TAKT_SOCKET",
                 path.display(),
-                found.map_or_else(|_| String::new(), |found| {
-                    let mode = found.mode() & 0o7777;
-                    format!(" (mode {mode:04o}, user {}, group {})", found.uid(), found.gid())
-                })
+                found.map_or_else(
+                    |_| String::new(),
+                    |found| {
+                        let mode = found.mode() & 0o7777;
+                        format!(
+                            " (mode {mode:04o}, user {}, group {})",
+                            found.uid(),
+                            found.gid()
+                        )
+                    }
+                )
             ),
         )),
-        _ => Error::NoRuntime { path: path.to_owned(), source },
-    })
+        _ => Error::NoRuntime {
+            path: path.to_owned(),
+            source,
+        },
+    }
 }
 
 /// Whether a later attempt may go better.
@@ -106,10 +143,7 @@ impl Dialogue<'_> {
             ];
             poll(&mut fds, Some(left)).map_err(Error::system("wait for the runtime"))?;
             if !fds[1].revents().is_empty() {
-                let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
-                if self.shared.lock().closing {
-                    return Err(Error::Closed);
-                }
+                self.shared.woken()?;
             }
             let packet = match transport::receive(self.socket, false) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,

@@ -390,6 +390,23 @@ impl Shared {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
+    /// The reader was woken. [`Error::Closed`]: as the session closes.
+    pub(crate) fn woken(&self) -> Result<(), Error> {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        match self.lock().closing {
+            true => Err(Error::Closed),
+            false => Ok(()),
+        }
+    }
+
+    /// The reader has nothing to do for so long, unless it is woken.
+    pub(crate) fn pause(&self, length: Duration) -> Result<(), Error> {
+        let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
+        // Fails only for lack of memory: then without a pause.
+        let _ = poll(&mut fds, Some(length));
+        self.woken()
+    }
+
     /// Why the session cannot be used now.
     pub(crate) fn unavailable(&self, control: &Control) -> Error {
         match &control.ended {

@@ -104,8 +104,10 @@ fn reconnect(shared: &Shared) -> bool {
     let Some(path) = &shared.options.path else {
         return false;
     };
+    let timeout = shared.options.request_timeout;
     loop {
-        match connect::connect(path).and_then(|socket| connect::attach(shared, socket)) {
+        let connected = connect::connect(path, timeout, |pause| shared.pause(pause));
+        match connected.and_then(|socket| connect::attach(shared, socket)) {
             Ok(()) => {
                 wake_endpoints(shared, &shared.lock());
                 return true;
@@ -121,11 +123,7 @@ fn reconnect(shared: &Shared) -> bool {
                 return false;
             }
         }
-        let mut fds = [PollFd::new(&shared.wake, PollFlags::IN)];
-        // Fails only for lack of memory: then without a pause.
-        let _ = poll(&mut fds, Some(pause));
-        let _ = rustix::io::read(&shared.wake, &mut [0; 8]);
-        if shared.lock().closing {
+        if shared.pause(pause).is_err() {
             return false;
         }
         pause = (pause * 2).min(longest);

@@ -37,7 +37,8 @@ impl Session {
     /// [`DEFAULT_SOCKET`](takt_session::DEFAULT_SOCKET): see [`takt_session::place`].
     ///
     /// # Errors
-    /// [`Error::NoRuntime`] when nobody answers; [`Error::Refused`] when the runtime does not want us.
+    /// [`Error::NoRuntime`] when nobody is there; [`Error::TimedOut`] when it does not answer; [`Error::Refused`] when the
+    /// runtime does not want us.
     pub fn open() -> Result<Self, Error> {
         Self::builder().open()
     }
@@ -173,7 +174,7 @@ impl SessionBuilder {
         self
     }
 
-    /// How long the runtime may take to answer a request, 5 s if not set.
+    /// How long the runtime may take to answer a request, and to accept the connection before; 5 s if not set.
     #[must_use]
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         // Added to an instant, which holds no more than some.
@@ -198,7 +199,10 @@ impl SessionBuilder {
             .socket
             .clone()
             .unwrap_or_else(|| Socket::Applications.to_attach_to());
-        let socket = connect::connect(&path)?;
+        let socket = connect::connect(&path, self.request_timeout, |pause| {
+            std::thread::sleep(pause);
+            Ok(())
+        })?;
         self.start(Some(path), socket, None)
     }
 

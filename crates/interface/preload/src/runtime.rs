@@ -111,7 +111,8 @@ impl Source {
             endpoint: RefCell::default(),
         });
         if opened.is_err() {
-            state.retry_at = now + RETRY;
+            // From now on: it may have been waited for.
+            state.retry_at = kernel::monotonic() + RETRY;
         }
         Some(opened)
     }

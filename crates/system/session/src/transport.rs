@@ -3,10 +3,11 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use crate::message::MAX_MESSAGE_BYTES;
@@ -161,6 +162,20 @@ pub fn socket() -> io::Result<OwnedFd> {
     )?)
 }
 
+/// A new socket that is connected to whoever listens on a path. It does not wait: where as many connections are to be
+/// accepted as the listener has room for, the kernel would let it sleep until one is, for ever if the listener is stopped.
+///
+/// # Errors
+/// The kernel's; `WouldBlock` where the listener has no room.
+pub fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = socket()?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    rustix::net::connect(&socket, &address)?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(socket)
+}
+
 /// Two connected sockets, for the embedded form and for tests.
 ///
 /// # Errors
@@ -241,6 +256,22 @@ mod tests {
             .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
             .filter(|link| *link == own)
             .count()
+    }
+
+    #[test]
+    fn who_has_no_room_for_a_connection_is_not_waited_for() {
+        let path = std::env::temp_dir().join(format!("takt-backlog-{}", std::process::id()));
+        let listener = socket().expect("socket");
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&path).expect("path")).expect("bind");
+        rustix::net::listen(&listener, 0).expect("listen");
+        let first = connect(&path).expect("room for one");
+        let flags = rustix::fs::fcntl_getfl(&first).expect("flags");
+        assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
+        let more: Vec<_> = std::iter::from_fn(|| connect(&path).ok()).collect();
+        let refused = connect(&path).expect_err("no room");
+        std::fs::remove_file(&path).expect("the socket");
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        drop((first, more, listener));
     }
 
     #[test]

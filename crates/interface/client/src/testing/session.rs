@@ -1,6 +1,10 @@
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::Duration;
 
-use takt_session::message::Request;
+use rustix::net::SocketAddrUnix;
+use takt_session::message::{Envelope, Request};
+use takt_session::transport;
 
 use super::peer::{Peer, failure};
 use super::{emit, settle};
@@ -19,6 +23,46 @@ fn without_a_runtime_the_error_names_the_socket_and_the_remedies() {
     }
 }
 
+#[test]
+fn a_runtime_that_accepts_no_connection_is_waited_for_as_long_as_for_an_answer() {
+    let path = std::env::temp_dir().join(format!("takt-full-{}", std::process::id()));
+    let (listener, connections) = full(&path);
+    let open = |timeout| {
+        let builder = Session::builder().socket(&path);
+        builder.request_timeout(timeout).open()
+    };
+    let error = open(Duration::from_millis(200)).expect_err("nobody accepts it");
+    assert_eq!(error.code(), ErrorCode::TimedOut, "{error}");
+    // With room it comes in, however late.
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| open(Duration::from_secs(60)));
+        drop(connections);
+        loop {
+            let accepted = rustix::net::accept(&listener).expect("a connection");
+            // Those that have filled it are over.
+            if let Some(asks) = transport::receive(&accepted, true).expect("a packet") {
+                let first = Envelope::<Request>::decode(&asks.bytes).expect("a request");
+                assert!(matches!(first.message, Request::Attach { .. }));
+                break;
+            }
+        }
+        let error = opening.join().expect("no panic").expect_err("it hung up");
+        assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
+    });
+    std::fs::remove_file(&path).expect("the socket");
+}
+
+#[test]
+fn a_session_closes_at_once_while_the_runtime_that_it_looks_for_accepts_no_connection() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let path = peer.path.with_extension("full");
+    let _full = full(&path);
+    std::fs::rename(&path, &peer.path).expect("in the place of the other");
+    peer.end(failure(ErrorCode::ShuttingDown, "another comes"));
+    settle(|| (!session.is_attached()).then_some(()));
+    drop(session);
+}
 
 #[test]
 fn a_request_may_take_any_time() {
@@ -27,6 +71,15 @@ fn a_request_may_take_any_time() {
     let session = builder.request_timeout(Duration::MAX).open();
     let session = session.expect("a session");
     session.stream(Qos::default()).expect("a stream");
+}
+
+/// A listener that has no room for further connections, and those that have taken it.
+fn full(path: &Path) -> (OwnedFd, Vec<OwnedFd>) {
+    let listener = transport::socket().expect("a socket");
+    rustix::net::bind(&listener, &SocketAddrUnix::new(path).expect("a path")).expect("bound");
+    rustix::net::listen(&listener, 0).expect("listening");
+    let connections = std::iter::from_fn(|| transport::connect(path).ok());
+    (listener, connections.collect())
 }
 
 #[test]

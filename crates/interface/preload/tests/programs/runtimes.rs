@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use takt_lab::OVERLAY_DEVICE;
-use takt_testing::until;
+use takt_testing::{Directory, until};
 
 use super::support::{Listener, Running, Site, ended_well, program, script};
 
@@ -26,6 +26,25 @@ fn without_a_runtime_the_kernel_sends_and_one_warning_is_given() {
         "{err}"
     );
     assert!(err.contains("takt0.sock"), "{err}");
+}
+
+/// As it does of one that is there and says nothing: the kernel would have a program wait for such a one's room for ever.
+#[test]
+fn a_runtime_that_has_stopped_and_accepts_nobody_is_as_none() {
+    let site = Site::without_daemon();
+    let listener = Listener::new(site.there());
+    let place = Directory::new();
+    let socket = place.join("takt.sock");
+    let mut full = Command::new("python3");
+    let stopped = Running::start(full.arg(script("full.py")).arg(&socket));
+    until("it has no room", || {
+        stopped.output().0.contains("full").then_some(())
+    });
+    let output = one_datagram(&site).env("TAKT_SOCKET", &socket).output();
+    let (_, err) = ended_well(output);
+    assert_eq!(listener.next().0, b"a");
+    assert_eq!(err.lines().count(), 1, "{err}");
+    assert!(err.contains("the deadline passed"), "{err}");
 }
 
 #[test]
