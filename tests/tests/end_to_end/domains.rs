@@ -794,6 +794,59 @@ fn a_node_that_is_killed_and_comes_back_connects_its_domains_again() {
 }
 
 #[test]
+fn a_change_of_trust_loses_no_message_that_is_not_counted() {
+    if skip() {
+        return;
+    }
+    let (_lab, node) = lab();
+    let path = node.directory.join("domain.sock");
+    let trust = |user| {
+        let mut admin = node.admin();
+        let mut listener = admin.listener(&path);
+        listener.trust_user = user;
+        admin.set_listener(listener).expect("set");
+    };
+    let counted = |sink: &Sink| {
+        let counters = sink.counters();
+        counters.delivered + counters.dropped_full + counters.dropped_memory
+    };
+    for _ in 0..10 {
+        trust(true);
+        let (_members, source, sink) = two(&node);
+        await_rings(&source, 1);
+        introduce(&source, &[&sink]);
+        let before = counted(&sink);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let stops = Stops(&[&stop]);
+            let emitting = scope.spawn(|| {
+                let source = source;
+                let mut number = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    put(&source, number, 64);
+                    number += 1;
+                }
+                (source, number)
+            });
+            let some = || (0..1000).for_each(|_| assert_ne!(take(&sink), u64::MAX));
+            some();
+            trust(false);
+            until_true("the lane serves the sink", || {
+                some();
+                sink.direct_sources() == 0
+            });
+            some();
+            drop(stops);
+            let (_source, emitted) = emitting.join().expect("no panic");
+            until_true("all of it is counted", || {
+                while sink.consume(Wait::Never).is_ok() {}
+                counted(&sink) - before == emitted
+            });
+        });
+    }
+}
+
+#[test]
 fn a_source_that_emits_without_a_pause_does_not_overtake_itself_when_sinks_come() {
     if skip() {
         return;
