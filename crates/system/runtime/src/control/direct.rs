@@ -228,7 +228,9 @@ impl Control {
         let from = self.sessions.get_mut(&source.0);
         let told = from.map_or(Ok(()), |from| tell(from, &told, &[&fd]));
         if let Err(error) = told {
-            self.end_direct(number, "its source does not take what it is told", true);
+            // The sink keeps the region until it has heard of the end: as of a source that is closed.
+            self.end_direct(number, "its source does not take what it is told", false);
+            self.close_all(vec![number]);
             return Err(system("tell the source", &error));
         }
         tracing::debug!(ring = number, ?source, ?sink, "ring");
