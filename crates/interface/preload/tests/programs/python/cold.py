@@ -1,6 +1,7 @@
 """The first datagrams to a station whose hardware address nobody knows yet (`cold.py ADDRESS CLOSING`): each with a launch time.
 Then one to a station that does not exist, and what the error queue says of it. CLOSING is 1 for a socket that is closed at once."""
 
+import errno
 import select
 import socket
 import struct
@@ -28,7 +29,12 @@ address, closing = sys.argv[1], sys.argv[2] == "1"
 family = socket.AF_INET6 if ":" in address else socket.AF_INET
 made = timed(family)
 for number in range(3):
-    send(made, address, 600_000_000 + number * 1_000_000, b"cold %d" % number)
+    try:
+        send(made, address, 600_000_000 + number * 1_000_000, b"cold %d" % number)
+    except OSError as error:
+        # Where it is refused, the way may be known by then.
+        if error.errno != errno.EHOSTUNREACH:
+            raise
 if closing:
     made.close()
     sys.exit()
@@ -41,9 +47,9 @@ while True:
     poll.poll()
     _, control, _, _ = made.recvmsg(2048, 512, socket.MSG_ERRQUEUE)
     errors = [data for level, kind, data in control if level != socket.SOL_SOCKET]
-    errno, origin, _, code, _, info, upper = struct.unpack("IBBBBII", errors[0][:16])
+    number, origin, _, code, _, info, upper = struct.unpack("IBBBBII", errors[0][:16])
     if origin == 6:
         break
-assert (errno, code) == (125, 2), (errno, code)
+assert (number, code) == (125, 2), (number, code)
 assert upper << 32 | info == launch
 print("missed")
