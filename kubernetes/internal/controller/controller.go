@@ -203,8 +203,14 @@ func (p *Plan) hold(members []*network.TaktNode, schedules map[types.UID]bool) {
 		}
 		spec := p.Specs[member.Name]
 		for _, planned := range spec.Schedules {
-			if !schedules[planned.UID] && !slices.ContainsFunc(kept, func(k network.Assignment) bool { return k.Datapath == planned.Datapath }) {
+			here := func(a network.Assignment) bool { return a.Datapath == planned.Datapath }
+			if slices.ContainsFunc(kept, here) {
+				continue
+			}
+			if !schedules[planned.UID] {
 				kept = append(kept, planned)
+			} else if at := slices.IndexFunc(member.Spec.Schedules, here); at >= 0 {
+				kept = append(kept, member.Spec.Schedules[at]) // another schedule's, which would give way to it
 			}
 		}
 		slices.SortFunc(kept, func(a, b network.Assignment) int { return cmp.Compare(a.Datapath, b.Datapath) })

@@ -65,7 +65,17 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 			room--
 		}
 	}
-	for _, one := range nets {
+	// A carrier is the network's that has it already; its object has not changed since.
+	settled := func(one *network.TaktNetwork) int {
+		accepted := meta.FindStatusCondition(one.Status.Conditions, network.Accepted)
+		if accepted != nil && accepted.Status == metav1.ConditionTrue && accepted.ObservedGeneration == one.Generation {
+			return 0
+		}
+		return 1
+	}
+	byRight := slices.Clone(nets)
+	slices.SortStableFunc(byRight, func(a, b *network.TaktNetwork) int { return cmp.Compare(settled(a), settled(b)) })
+	for _, one := range byRight {
 		named[one.Name] = one
 		if problem := selectorProblem(one.Spec.NodeSelector); problem != "" {
 			refusedFor[one.Name], refused[one.Name] = "Invalid", problem
@@ -120,7 +130,8 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 		for _, one := range nets {
 			has := w.selects(one.Spec.NodeSelector, member.Name) && refused[one.Name] == ""
 			if goesOn[one.Name] {
-				has = slices.Contains(member.Spec.Networks, one.Name)
+				has = slices.Contains(member.Spec.Networks, one.Name) || anew(member) &&
+					slices.ContainsFunc(member.Status.Endpoints, func(e network.Endpoint) bool { return e.Network == one.Name })
 			}
 			if !has {
 				continue
@@ -288,7 +299,7 @@ func (w *World) planStations(p *Plan, specs map[string]*network.TaktNodeSpec, na
 			}
 			for _, endpoint := range member.Status.Endpoints {
 				before := had[endpoint.Network+" "+endpoint.MAC]
-				if (before != nil) == again && (before != nil || !goesOn[endpoint.Network]) {
+				if (before != nil) == again && (before != nil || !goesOn[endpoint.Network] || anew(member)) {
 					w.planStation(p, specs, named, member, &endpoint, before, holders, count)
 				}
 			}
@@ -301,6 +312,9 @@ func (w *World) planStations(p *Plan, specs map[string]*network.TaktNodeSpec, na
 	}
 	return count
 }
+
+// anew says that a TaktNode has lost what was said of its node before: the Node has come back, or somebody has deleted the object.
+func anew(member *network.TaktNode) bool { return !member.Spec.Planned }
 
 // podOf is the pod of an endpoint: a node says only of its own pods where they are.
 func (w *World) podOf(member *network.TaktNode, endpoint *network.Endpoint) *corev1.Pod {

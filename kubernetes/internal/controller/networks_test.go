@@ -324,6 +324,37 @@ func TestPodsThatAreThereGoOnWhileTheirTaktNetworkIsRefused(t *testing.T) {
 	}
 }
 
+// Whoever has a carrier keeps it, whatever is written into an older object.
+func TestAMistakeInOneNetworkRefusesNoOther(t *testing.T) {
+	w := worldOf("node-1", "node-2")
+	older, younger := w.serve("older", 41), w.serve("younger", 42)
+	younger.CreationTimestamp = metav1.NewTime(w.Now)
+	older.Generation, younger.Generation = 1, 1
+	w.next()
+	older.Spec, older.Generation = vxlan(42), 2
+	for range 2 {
+		p := w.next()
+		if !is(p.Networks["older"].Conditions, network.Accepted, false, "CarrierInUse", "younger") || !is(p.Networks["younger"].Conditions, network.Served, true, "Serving", "2 nodes") {
+			t.Errorf("they are %+v and %+v", p.Networks["older"].Conditions, p.Networks["younger"].Conditions)
+		}
+	}
+}
+
+func TestATaktNodeThatIsMadeAnewHasItsPodsWhereTheirNetworkGoesOn(t *testing.T) {
+	w := worldOf("node-1", "node-2")
+	tsn := w.serve("tsn", 42)
+	w.run("talker", "node-1", time.Hour, "", "02:00:00:00:00:01", "10.50.0.1/16")
+	w.next()
+	tsn.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"tsn": "yse"}}
+	w.next()
+	w.Members[0].Spec = network.TaktNodeSpec{}
+	for range 3 {
+		if p := w.next(); len(p.stations("node-1")) != 1 || len(p.Specs["node-1"].VTEPs) != 1 {
+			t.Errorf("node-1 has %+v", p.Specs["node-1"])
+		}
+	}
+}
+
 func TestAPodWhoseAddressIsNoLongerInASubnetGoesOn(t *testing.T) {
 	w := worldOf("node-1")
 	tsn := w.serve("tsn", 42)

@@ -76,6 +76,12 @@ func (w *World) planSchedules(p *Plan, specs map[string]*network.TaktNodeSpec) {
 				taken[name+" "+of.Spec.Datapath] = of
 			}
 		}
+		// One that is not accepted any more keeps what it had.
+		for name := range members {
+			if had := r.had(name); r.reason != "" && had != nil && had.Reverted() != nil {
+				taken[name+" "+of.Spec.Datapath] = of
+			}
+		}
 	}
 	// One that selects no node any more gives way to those that do.
 	slices.SortStableFunc(rollouts, func(a, b *rollout) int { return cmp.Compare(min(len(b.selected), 1), min(len(a.selected), 1)) })
@@ -230,6 +236,16 @@ func (r *rollout) before(name string) *network.Revision {
 	}
 	for _, other := range r.w.Members {
 		if had := r.had(other.Name); had != nil && had.Reverted() != nil {
+			return had.Reverted()
+		}
+	}
+	return nil
+}
+
+// others is what a node has of another schedule, which gives way to this one; nil if nothing.
+func (r *rollout) others(name string) *network.Revision {
+	for at := range r.members[name].Spec.Schedules {
+		if had := &r.members[name].Spec.Schedules[at]; had.UID != r.of.UID && had.Datapath == r.of.Spec.Datapath {
 			return had.Reverted()
 		}
 	}
@@ -407,7 +423,7 @@ func (r *rollout) install() metav1.Condition {
 			if r.members[name] == nil {
 				continue
 			}
-			assignment := network.Assignment{Revision: revision, Previous: r.before(name)}
+			assignment := network.Assignment{Revision: revision, Previous: cmp.Or(r.before(name), r.others(name))}
 			if had := r.had(name); had != nil && had.Generation == revision.Generation && had.BeginsNanoseconds == revision.BeginsNanoseconds {
 				assignment.Previous = had.Previous
 			}

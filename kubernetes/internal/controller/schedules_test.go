@@ -51,6 +51,9 @@ func (w *World) next() *Plan {
 	for _, schedule := range w.Schedules {
 		schedule.Status = p.Schedules[schedule.Name]
 	}
+	for _, one := range w.Networks {
+		one.Status = p.Networks[one.Name]
+	}
 	w.Now = w.Now.Add(100 * time.Millisecond)
 	return p
 }
@@ -405,6 +408,77 @@ func TestWhatRunsGoesOnWhenASelectorSelectsNobodyAnyMore(t *testing.T) {
 		if p := w.next(); !is(p.Networks["tsn"].Conditions, network.Served, true, "Serving", "2 nodes") {
 			t.Errorf("it is %+v", p.Networks["tsn"])
 		}
+	}
+}
+
+// A mistake in a schedule that runs is nobody else's chance.
+func TestAScheduleThatIsNoLongerAcceptedKeepsItsLinks(t *testing.T) {
+	for _, age := range []time.Duration{-time.Hour, time.Hour} {
+		for reason, mistake := range map[string]func(*network.GateSchedule){
+			"Invalid":        func(g *network.GateSchedule) { g.Spec.CycleTime = g.Spec.EntriesTime() - 1 },
+			"UnknownNetwork": func(g *network.GateSchedule) { g.Spec.NodeSelector, g.Spec.Network = nil, "nonet" },
+		} {
+			w := worldOf("node-1", "node-2")
+			a, b := scheduleOf("a", 0, "node-1"), scheduleOf("b", age, "node-2")
+			w.Schedules = []*network.GateSchedule{a, b}
+			for range 4 {
+				w.next()
+			}
+			b.Spec.NodeSelector, b.Generation = nil, 2
+			w.next()
+			good := *a.Spec.DeepCopy()
+			mistake(a)
+			a.Generation = 2
+			for range 6 {
+				p := w.next()
+				if !slices.Equal(w.has("node-1"), []string{"a on udp"}) || !is(p.Schedules["a"].Conditions, network.Accepted, false, reason, "runs on, on 1 nodes") {
+					t.Fatalf("age %v, %s: node-1 has %v, a is %+v", age, reason, w.has("node-1"), p.Schedules["a"].Conditions)
+				}
+			}
+			a.Spec, a.Generation = good, 3
+			for range 4 {
+				w.next()
+			}
+			if !is(a.Status.Conditions, network.InForce, true, network.Installed, "") {
+				t.Errorf("age %v, %s: a is %+v", age, reason, a.Status.Conditions)
+			}
+		}
+	}
+}
+
+// What gives way is there again where the one that was to take its place is refused.
+func TestARefusedScheduleLeavesNodesWhatRanOnThere(t *testing.T) {
+	w := worldOf("node-1", "node-2")
+	a := scheduleOf("a", time.Hour, "")
+	a.Spec.NodeSelector = nil
+	w.Schedules = []*network.GateSchedule{a}
+	for range 4 {
+		w.next()
+	}
+	begins := w.Members[0].Spec.Schedules[0].BeginsNanoseconds
+	a.Spec.NodeSelector, a.Generation = &metav1.LabelSelector{MatchLabels: map[string]string{"tsn": "yse"}}, 2
+	b := scheduleOf("b", 0, "")
+	b.Spec.NodeSelector = nil
+	w.Schedules = append(w.Schedules, b)
+	p := w.Make()
+	// The status of b is not taken: nothing gives way to it.
+	p.hold(w.Members, map[types.UID]bool{"b": true})
+	if got := p.Specs["node-1"].Schedules; len(got) != 1 || got[0].Name != "a" {
+		t.Errorf("node-1 is assigned %+v", got)
+	}
+	w.next()
+	if got := w.has("node-1"); !slices.Equal(got, []string{"b on udp"}) {
+		t.Fatalf("node-1 has %v", got)
+	}
+	w.answer(network.Refused, "class 5 is closed")
+	for range 3 {
+		w.next()
+		if got := w.Members[0].Spec.Schedules; len(got) != 1 || got[0].Name != "a" || got[0].BeginsNanoseconds != begins || !got[0].Committed {
+			t.Errorf("node-1 is assigned %+v", got)
+		}
+	}
+	if !is(b.Status.Conditions, network.InForce, false, network.RolledBack, "class 5 is closed") {
+		t.Errorf("b is %+v", b.Status.Conditions)
 	}
 }
 

@@ -169,7 +169,7 @@ func (g *gateTimes) declared() []*gateClaim {
 // claimed is what claims hold, by network and class.
 func (g *gateTimes) claimed() map[string]classes {
 	sum := map[string]classes{}
-	for _, c := range g.all("") {
+	for _, c := range g.declared() {
 		of := sum[c.network()]
 		for _, request := range c.Requests {
 			of[request.class()] += request.needs()

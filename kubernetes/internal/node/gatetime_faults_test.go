@@ -475,6 +475,9 @@ func TestAPodWithoutContainersHoldsNoPlaceForLong(t *testing.T) {
 	g.restart()
 	g.step()
 	g.at(idle, "")
+	if claimed := g.agent.gates.claimed(); len(claimed) > 0 {
+		t.Errorf("claimed is %v", claimed)
+	}
 	told := g.events.of("idle", reasonGateRefused)
 	if is := g.agent.gates.said[idle.UID]; len(told) != 1 || !strings.HasPrefix(told[0], codeUnused+": claim idle-gate: no container of the pod has been created for 2m0s: others may have its place meanwhile, and it is asked for again when one is created") || is.ready || is.reason != reasonGateRefused {
 		t.Errorf("told %q, said %+v", told, is)
