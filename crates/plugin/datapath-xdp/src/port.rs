@@ -530,7 +530,7 @@ impl Drop for Bound {
 fn wait_for_programs() {
     /// `MEMBARRIER_CMD_GLOBAL` of `linux/membarrier.h`: a grace period of RCU, under which such programs run.
     const GLOBAL: libc::c_int = 1;
-    // Where the kernel does not offer it, it is as likely as it was.
+    // Where the kernel does not offer it (it refuses it when started with `nohz_full`), that is as likely as it was.
     // SAFETY: plain call without pointers.
     unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
 }

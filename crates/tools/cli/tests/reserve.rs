@@ -898,8 +898,10 @@ fn no_runtime_is_set_that_nobody_allows() {
         let thread = &ran.json()["threads"][0];
         // On a busy machine a job may have taken so long that it keeps what it has.
         let needed = thread["needs"]["runtime"].as_u64().expect("a number");
+        let is_sure = ran.json()["lost_records"] == 0;
         match needed.clamp(7_000_000, 9_000_000) {
             7_200_000..=8_000_000 => assert!(thread["set"].is_null(), "{ran:?}"),
+            set if set < 8_000_000 && !is_sure => assert!(thread["set"].is_null(), "{ran:?}"),
             set => assert_eq!(thread["set"], set, "{ran:?}"),
         }
     }

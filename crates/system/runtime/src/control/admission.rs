@@ -131,7 +131,11 @@ impl Control {
         }
         // By no listener: the same as before, as far as there are sessions of it.
         let mut sessions = self.sessions.values();
-        let known = sessions.any(|s| s.tenant >= FIRST_WITHOUT && *s.policy == *policy);
+        let known = sessions.any(|session| {
+            session.tenant >= FIRST_WITHOUT
+                && !matches!(session.finish, Finish::Done(_))
+                && *session.policy == *policy
+        });
         if listener.is_none() && known {
             return Vec::new();
         }
