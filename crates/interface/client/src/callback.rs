@@ -32,8 +32,10 @@ impl CallbackSink {
         let (stream, waker) = (sink.stream().clone(), sink.waker());
         let failure = Arc::new(Mutex::new(None));
         let told = failure.clone();
+        let closed = waker.clone();
         let body = move || {
-            loop {
+            // What has come by then is nobody's: the function may have taken leave of what it works on.
+            while !closed.is_closed() {
                 match sink.consume(Wait::Forever) {
                     Ok(message) => receive(&message),
                     // The next call waits for the runtime.

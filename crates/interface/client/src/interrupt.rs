@@ -17,6 +17,12 @@ impl Interrupt {
         self.closed.store(true, Ordering::SeqCst);
     }
 
+    /// Whether the sink is closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        // As in `is_set`.
+        self.closed.load(Ordering::SeqCst)
+    }
+
     /// Whether a wait is to end, which [`take`](Self::take) then says why.
     pub(crate) fn is_set(&self) -> bool {
         // SeqCst: partner are the stores here, before the waiting thread is woken.

@@ -48,6 +48,10 @@ impl Waker {
         shared.notify();
     }
 
+    pub(crate) fn is_closed(&self) -> bool {
+        self.interrupt.is_closed()
+    }
+
     pub(crate) fn close(&self) {
         self.interrupt.close();
         self.wake_thread();
