@@ -597,7 +597,15 @@ fn set_mode(path: &Path, mode: u32) -> Result<(), ListenError> {
         return Err(ListenError::NoSocket(path.to_owned()));
     }
     let same = format!("/proc/self/fd/{}", file.as_raw_fd());
-    std::fs::set_permissions(same, std::fs::Permissions::from_mode(mode)).map_err(failed)
+    let permissions = std::fs::Permissions::from_mode(mode);
+    match std::fs::set_permissions(same, permissions.clone()) {
+        // Without /proc, as below `chroot`: by its name, where it was found to be a socket just now.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            std::fs::set_permissions(path, permissions)
+        }
+        set => set,
+    }
+    .map_err(failed)
 }
 
 fn check_user(uid: u32, policy: &Policy) -> Result<(), Failure> {
