@@ -53,9 +53,6 @@ type gateTimes struct {
 	unread map[types.UID]bool
 	// unprepared are the claims that were refused, until the kubelet gives them back: the scheduler counts them.
 	unprepared map[types.UID]refusedGate
-	// withdrawn are claims that are held and whose streams are not declared: their pod could not have them when its last
-	// container was to be created.
-	withdrawn map[types.UID]bool
 	// unused is since when claims have waited for the first container of their pod, as far as this agent has seen.
 	unused map[types.UID]time.Time
 	// held are never changed, but replaced.
@@ -101,7 +98,7 @@ func newGateTimes(n *Node) (*gateTimes, error) {
 		return nil, err
 	}
 	return &gateTimes{n: n, admin: d.admin, disconnect: disconnect, wake: make(chan struct{}, 1), turn: newTurn(),
-		unread: map[types.UID]bool{}, unprepared: map[types.UID]refusedGate{}, withdrawn: map[types.UID]bool{},
+		unread: map[types.UID]bool{}, unprepared: map[types.UID]refusedGate{},
 		unused: map[types.UID]time.Time{}, held: map[types.UID]*gateClaim{}, lost: map[types.UID]error{}, said: map[types.UID]condition{}}, nil
 }
 
@@ -117,7 +114,7 @@ func (g *gateTimes) load() error {
 		g.held[c.Claim] = c
 		if code, sentence, is := strings.Cut(c.Withdrawn, ": "); is {
 			why := refuse(code, "%s", sentence)
-			g.withdrawn[c.Claim], g.lost[c.Claim], g.said[c.Claim] = true, why, denied(reasonGateRefused, why)
+			g.lost[c.Claim], g.said[c.Claim] = why, denied(reasonGateRefused, why)
 		}
 	}
 	return err
@@ -160,10 +157,7 @@ func (g *gateTimes) all(pod types.UID) (found []*gateClaim) {
 
 // declared are the claims that are held, but for those that are withdrawn.
 func (g *gateTimes) declared() []*gateClaim {
-	all := g.all("")
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return slices.DeleteFunc(all, func(c *gateClaim) bool { return g.withdrawn[c.Claim] })
+	return slices.DeleteFunc(g.all(""), (*gateClaim).withdrawn)
 }
 
 // claimed is what claims hold, by network and class.
@@ -503,7 +497,6 @@ func (g *gateTimes) admit(ctx context.Context, c *gateClaim) error {
 		return errors.Join(err, g.drop(ctx, c.Claim))
 	}
 	g.mu.Lock()
-	delete(g.withdrawn, c.Claim)
 	g.unused[c.Claim] = time.Now()
 	g.mu.Unlock()
 	g.say(c, all, nil)
@@ -660,7 +653,6 @@ func (g *gateTimes) drop(ctx context.Context, uid types.UID) error {
 	delete(g.held, uid)
 	delete(g.lost, uid)
 	delete(g.said, uid)
-	delete(g.withdrawn, uid)
 	delete(g.unused, uid)
 	return nil
 }
@@ -855,7 +847,6 @@ func (g *gateTimes) withdraw(ctx context.Context, all listeners, c *gateClaim, w
 	}
 	g.hold(&next)
 	g.mu.Lock()
-	g.withdrawn[c.Claim] = true
 	delete(g.unused, c.Claim)
 	g.lost[c.Claim], g.said[c.Claim] = why, is
 	g.mu.Unlock()
@@ -866,10 +857,7 @@ func (g *gateTimes) withdraw(ctx context.Context, all listeners, c *gateClaim, w
 // giveBack is withdraw where nobody has asked, and the pod is told. Call with g.turn held.
 func (g *gateTimes) giveBack(ctx context.Context, all listeners, c *gateClaim, why error) error {
 	err := g.withdraw(ctx, all, c, why)
-	g.mu.Lock()
-	given := g.withdrawn[c.Claim]
-	g.mu.Unlock()
-	if !given {
+	if held := g.get(c.Claim); held == nil || !held.withdrawn() {
 		return err
 	}
 	g.n.tell(c.Pod, reasonGateRefused, "claim "+c.Name, why)
@@ -887,7 +875,7 @@ func (g *gateTimes) place(ctx context.Context, all listeners, c *gateClaim, plac
 	if err := next.allowed(all[place], next.Granted); err != nil {
 		return err
 	}
-	if next.Place != c.Place || c.Withdrawn != "" {
+	if next.Place != c.Place || c.withdrawn() {
 		if err := g.n.records.writeGate(&next); err != nil {
 			return err
 		}
@@ -897,9 +885,6 @@ func (g *gateTimes) place(ctx context.Context, all listeners, c *gateClaim, plac
 		g.hold(c)
 		return errors.Join(g.refused(c, err), g.n.records.writeGate(c))
 	}
-	g.mu.Lock()
-	delete(g.withdrawn, c.Claim)
-	g.mu.Unlock()
 	g.say(&next, all, nil)
 	return nil
 }
@@ -952,7 +937,7 @@ func (g *gateTimes) passed(ctx context.Context, c *gateClaim, pod Pod) (*gateCla
 	if fresh == nil || now.UID != c.Claim || fresh.Pod.UID != pod.UID || pod.Namespace != c.Namespace {
 		return nil, refuse(codeShared, "claim %s/%s is not of pod %s/%s: gate time is one pod's, use a ResourceClaimTemplate", c.Namespace, c.Name, pod.Namespace, pod.Name)
 	}
-	fresh.Place, fresh.Granted = c.Place, c.Granted
+	fresh.Place, fresh.Granted, fresh.Withdrawn = c.Place, c.Granted, c.Withdrawn
 	for at := range fresh.Requests {
 		for _, had := range c.Requests {
 			if had.Name == fresh.Requests[at].Name {
@@ -1229,7 +1214,13 @@ func (g *gateTimes) waiting(sockets map[string]bool) (found []report.Waiting) {
 func (g *gateTimes) counts() (kept, lost int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return len(g.held) - len(g.lost), len(g.lost) - len(g.withdrawn)
+	withdrawn := 0
+	for _, c := range g.held {
+		if c.withdrawn() {
+			withdrawn++
+		}
+	}
+	return len(g.held) - len(g.lost), len(g.lost) - withdrawn
 }
 
 // sweep gives back what is of claims that are not in the cluster any more, and that no pod has: one that runs keeps its gate

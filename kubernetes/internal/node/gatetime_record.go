@@ -36,7 +36,8 @@ type gateClaim struct {
 	Place string `json:"place,omitempty"`
 	// Granted are the claimed classes that the listener there had: it has them back with its streams.
 	Granted []uint32 `json:"granted,omitempty"`
-	// Withdrawn is why its streams are not declared, with its code; empty: they are.
+	// Withdrawn is why its streams are not declared, with its code: its pod could not have them when its last container was to be
+	// created. Empty: they are.
 	Withdrawn string `json:"withdrawn,omitempty"`
 }
 
@@ -116,6 +117,8 @@ func (r gateRequest) data() GateData {
 	p := &r.Parameters
 	return GateData{Network: r.Device.Name, Class: r.class(), Frames: p.Frames(), Frame: p.LargestFrame(), Period: p.Period.String(), BitsPerSecond: r.needs()}
 }
+
+func (c *gateClaim) withdrawn() bool { return c.Withdrawn != "" }
 
 func (c *gateClaim) network() string { return c.Requests[0].Device.Name }
 
