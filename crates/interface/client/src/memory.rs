@@ -224,6 +224,15 @@ impl TxMemory {
 
     /// Takes back what all accounts hold and what has completed.
     fn collect(&self, shared: &mut Shared) -> Result<(), Impossible> {
+        self.collect_all(shared, Self::collect_from)
+    }
+
+    /// Takes back what `from` does of each account.
+    fn collect_all(
+        &self,
+        shared: &mut Shared,
+        from: fn(&Self, &mut Buddy, &Account) -> Result<(), Impossible>,
+    ) -> Result<(), Impossible> {
         let Shared {
             buddy,
             accounts,
@@ -232,7 +241,7 @@ impl TxMemory {
         accounts
             .iter()
             .filter_map(Weak::upgrade)
-            .try_for_each(|account| self.collect_from(buddy, &account))?;
+            .try_for_each(|account| from(self, buddy, &account))?;
         closed.retain(|account| account.lends());
         Ok(())
     }
@@ -241,18 +250,7 @@ impl TxMemory {
     /// look itself.
     #[cold]
     pub(crate) fn collect_returned(&self) -> Result<(), Impossible> {
-        let mut shared = lock(&self.shared);
-        let Shared {
-            buddy,
-            accounts,
-            closed,
-        } = &mut *shared;
-        accounts
-            .iter()
-            .filter_map(Weak::upgrade)
-            .try_for_each(|account| self.collect_completed(buddy, &account))?;
-        closed.retain(|account| account.lends());
-        drop(shared);
+        self.collect_all(&mut lock(&self.shared), Self::collect_completed)?;
         self.room.came();
         Ok(())
     }

@@ -401,6 +401,13 @@ fn a_sink_with_many_rings_that_have_ended_is_woken_by_the_one_that_has_not() {
     });
 }
 
+/// Whether the session has said so of a ring, after it has heard what it was told.
+fn is_done_with(peer: &Peer, source: &Source, ring: u32) -> bool {
+    heard(source);
+    let reason = DirectEnd::Done;
+    peer.with(|host| host.log.contains(&Request::EndDirect { ring, reason }))
+}
+
 #[test]
 fn a_sink_says_when_it_has_let_go_of_a_ring_that_has_ended() {
     let peer = Peer::start();
@@ -409,14 +416,7 @@ fn a_sink_says_when_it_has_let_go_of_a_ring_that_has_ended() {
     let source = stream.source(ChannelId(6)).expect("source");
     let sink = stream.sink(CHANNEL).expect("sink");
     let region = region();
-    let done = |number: u32| {
-        heard(&source);
-        let wanted = Request::EndDirect {
-            ring: number,
-            reason: DirectEnd::Done,
-        };
-        peer.with(|host| host.log.contains(&wanted))
-    };
+    let done = |number: u32| is_done_with(&peer, &source, number);
     let mut full = Sender::begin(&peer, 1, 0, &region);
     full.give();
     full.ring.end(&peer, 0, false);
@@ -455,14 +455,7 @@ fn a_source_says_when_it_gives_nothing_more_to_a_ring_that_has_ended() {
     let session = peer.session();
     let stream = session.stream(Qos::fast()).expect("stream");
     let source = stream.source(CHANNEL).expect("source");
-    let done = |number: u32| {
-        heard(&source);
-        let wanted = Request::EndDirect {
-            ring: number,
-            reason: DirectEnd::Done,
-        };
-        peer.with(|host| host.log.contains(&wanted))
-    };
+    let done = |number: u32| is_done_with(&peer, &source, number);
     let mut used = Ring::new(1);
     used.begin(&peer, 0, 1);
     heard(&source);
