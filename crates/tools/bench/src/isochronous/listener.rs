@@ -12,7 +12,7 @@ use super::talker::LEAST_SIZE;
 use crate::statistics::Latencies;
 
 /// The listener's real-time priority: above all others, so that it takes the time at once.
-const PRIORITY: i32 = 70;
+pub(super) const PRIORITY: i32 = 70;
 /// Nothing more comes after this.
 const SILENCE: Duration = Duration::from_secs(1);
 

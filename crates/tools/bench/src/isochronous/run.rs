@@ -1,21 +1,24 @@
 //! Runs the experiment's programs in the hosts and containers of a lab.
 
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set, set_no_new_privs};
 use takt_lab::{
     Capture, Gates, Host, Lab, LabConfig, OVERLAY_DEVICE, OVERLAY_ID, Overlay, Queues, Wiring,
 };
 
-use super::listener::Heard;
+use super::listener::{self, Heard};
 use super::sys;
 use super::talker::{self, LEAST_SIZE, Sent};
-use crate::machine;
 use crate::statistics::Latencies;
 use crate::takt::process::{Process, Scratch};
 use crate::takt::{PATIENCE, Takt, TaktError, daemon};
+use crate::{awake, machine};
 
 /// Where the listener and the drain receive.
 pub(super) const LISTENER_PORT: u16 = 6000;
@@ -102,6 +105,16 @@ impl Way {
             Self::BareSleeping | Self::OverlaySleeping => "sleep",
             Self::BareSpinning | Self::BarePriority | Self::OverlaySpinning => "spin",
             Self::BareEtf | Self::OverlayEtf | Self::Takt => "launch",
+        }
+    }
+
+    /// What the talker may; `None`: all that this program may.
+    fn privileges(self) -> Option<CapabilitySet> {
+        match self {
+            _ if self.is_bare() => None,
+            // The kernel asks for it where launch times are of CLOCK_TAI.
+            Self::OverlayEtf => Some(CapabilitySet::NET_ADMIN),
+            _ => Some(CapabilitySet::empty()),
         }
     }
 
@@ -223,11 +236,20 @@ pub fn run(
     let start = |command: Command, name: &str| {
         Process::start(command, &scratch.path().join(format!("{name}.log")))
     };
-    let program = |host: &Host, core: usize, words: &[&str]| -> Result<Command, TaktError> {
-        let mut command = host.command(takt.program())?;
+    // `kept`: in a container. `None`: on bare metal, with all that this program may.
+    let as_it_runs = |host: &Host, kept: Option<CapabilitySet>, priority: Option<i32>| {
+        let command = host.command(takt.program())?;
+        Ok::<Command, TaktError>(match kept {
+            Some(kept) => contained(command, kept, priority),
+            None => command,
+        })
+    };
+    let program = |host: &Host, core: usize, words: &[&str], priority: Option<i32>| {
+        let nothing = way.privileges().map(|_| CapabilitySet::empty());
+        let mut command = as_it_runs(host, nothing, priority)?;
         command.arg("bench-socket").args(words);
         command.args(["--core", &core.to_string()]);
-        Ok(command)
+        Ok::<Command, TaktError>(command)
     };
 
     let drain_at = SocketAddr::from((lab.container(1, 1).address(), DRAIN_PORT)).to_string();
@@ -239,14 +261,20 @@ pub fn run(
     let mut best_effort = None;
     if flow.load > 0 {
         let drain = ["drain", "--at", &drain_at, "--seconds", &drain_for];
-        let drain = start(program(lab.container(1, 1), cores.1, &drain)?, "drain")?;
+        let drain = start(
+            program(lab.container(1, 1), cores.1, &drain, None)?,
+            "drain",
+        )?;
         let rate = flow.load.to_string();
         let flood = ["flood", "--to", &drain_at, "--rate", &rate];
-        let flood = start(program(lab.container(0, 1), cores.1, &flood)?, "flood")?;
+        let flood = start(
+            program(lab.container(0, 1), cores.1, &flood, None)?,
+            "flood",
+        )?;
         best_effort = Some((drain, flood));
     }
     let listener = ["listener", "--at", &listen_at, "--count", &count];
-    let mut listener = program(far, cores.0, &listener)?;
+    let mut listener = program(far, cores.0, &listener, Some(listener::PRIORITY))?;
     listener.args(["--period-us", &period, "--warm-up", &warm_up]);
     let mut listener = start(listener, "listener")?;
     // Where the kernel has to ask for the listener's address it has done so before the first datagram.
@@ -254,8 +282,8 @@ pub fn run(
 
     let size = flow.size.to_string();
     let mut talker = match way {
-        Way::Takt => preloaded(takt, near, &socket(&scratch, 0))?,
-        _ => near.command(takt.program())?,
+        Way::Takt => preloaded(takt, near, &socket(&scratch, 0), Some(talker::PRIORITY))?,
+        _ => as_it_runs(near, way.privileges(), Some(talker::PRIORITY))?,
     };
     talker.args([
         "bench-socket",
@@ -355,9 +383,40 @@ pub fn schedule(period: Duration) -> String {
 /// The node's name.
 const NODE: &str = "h1";
 
-/// This program in a container, under the preload, as the tenant with this socket.
-pub(super) fn preloaded(takt: &Takt, host: &Host, socket: &Path) -> Result<Command, TaktError> {
-    let mut command = host.command(takt.program())?;
+/// A program as it is in an ordinary container: without capabilities, whoever it is, but for those that are kept. A real-time
+/// class is what it is started in; it can lock no memory.
+fn contained(mut command: Command, kept: CapabilitySet, priority: Option<i32>) -> Command {
+    let give_up = move || -> std::io::Result<()> {
+        if let Some(priority) = priority {
+            awake::set_scheduler(libc::SCHED_FIFO, priority)?;
+        }
+        for number in 0..u64::BITS {
+            let one = CapabilitySet::from_bits_retain(1 << number);
+            if !kept.contains(one) {
+                match remove_capability_from_bounding_set(one) {
+                    // There are no more.
+                    Err(Errno::INVAL) => break,
+                    removed => removed?,
+                }
+            }
+        }
+        Ok(set_no_new_privs(true)?)
+    };
+    // SAFETY: between fork and exec the closure makes system calls on constants; it neither allocates nor takes a lock.
+    unsafe { command.pre_exec(give_up) };
+    command
+}
+
+/// This program in a container without privileges, under the preload, as the tenant with this socket. `priority`: of a
+/// real-time thread.
+pub(super) fn preloaded(
+    takt: &Takt,
+    host: &Host,
+    socket: &Path,
+    priority: Option<i32>,
+) -> Result<Command, TaktError> {
+    let program = host.command(takt.program())?;
+    let mut command = contained(program, CapabilitySet::empty(), priority);
     command
         .args(["preload", "--"])
         .arg(takt.program())
@@ -467,6 +526,37 @@ mod tests {
         let schedule = schedule(period);
         let places = entries.map(|entry| schedule.find(&entry));
         assert!(places[0].is_some() && places[0] < places[1], "{schedule}");
+    }
+
+    #[test]
+    fn what_is_contained_has_no_privilege_but_those_that_it_keeps() {
+        if !machine::is_root() {
+            eprintln!("SKIPPED: only root has capabilities to give up");
+            return;
+        }
+        for kept in [CapabilitySet::empty(), CapabilitySet::NET_ADMIN] {
+            let mut command = Command::new("cat");
+            command.arg("/proc/self/status");
+            let said = contained(command, kept, Some(1)).output().expect("cat");
+            let said = String::from_utf8(said.stdout).expect("text");
+            let field = |name| {
+                let line = said.lines().find_map(|line| line.strip_prefix(name));
+                u64::from_str_radix(line.expect("a field").trim(), 16).expect("hexadecimal")
+            };
+            for name in ["CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
+                let expected = match name {
+                    "CapAmb:" => 0,
+                    _ => kept.bits(),
+                };
+                assert_eq!(field(name), expected, "{name}");
+            }
+            assert_eq!(field("NoNewPrivs:"), 1);
+            let mut command = Command::new("chrt");
+            command.args(["--pid", "0"]);
+            let said = contained(command, kept, Some(1)).output().expect("chrt");
+            let said = String::from_utf8(said.stdout).expect("text");
+            assert!(said.contains("SCHED_FIFO"), "{said}");
+        }
     }
 
     #[test]

@@ -64,16 +64,22 @@ pub struct Scheduling {
 }
 
 impl Scheduling {
-    /// Puts this thread on its core under `SCHED_FIFO`, its memory locked: what a talker that cares does.
+    /// Puts this thread on its core under `SCHED_FIFO`, its memory locked: what a talker that cares does. In a container it is
+    /// started in that class.
     pub fn enter(&self, priority: i32) -> io::Result<()> {
         if let Some(core) = self.core {
             crate::awake::pin_to(core)?;
         }
-        match self.ordinary {
+        match self.ordinary || is_real_time() {
             true => Ok(()),
             false => be_real_time(priority),
         }
     }
+}
+
+fn is_real_time() -> bool {
+    // SAFETY: a plain call.
+    unsafe { libc::sched_getscheduler(0) == libc::SCHED_FIFO }
 }
 
 fn be_real_time(priority: i32) -> io::Result<()> {

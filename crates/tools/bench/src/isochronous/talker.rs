@@ -12,7 +12,7 @@ use crate::statistics::Latencies;
 /// Bytes of a payload that mean something: sequence number and launch time.
 pub const LEAST_SIZE: usize = 12;
 /// The talker's real-time priority: above the lane's, whose work it makes.
-const PRIORITY: i32 = 60;
+pub(super) const PRIORITY: i32 = 60;
 /// The traffic class that the experiment asks of the network.
 pub const CLASS: u8 = 6;
 /// How long ahead of the first datagram everything is ready.

@@ -8,6 +8,7 @@ use takt_lab::Lab;
 
 use super::run::{Flow, LISTENER_PORT, WARM_UP, introduce, node, preloaded, socket};
 use super::sys::{self, SockTxTime, now_ns};
+use super::talker;
 pub use super::talker::Sent;
 use crate::takt::process::{Process, Scratch};
 use crate::takt::{PATIENCE, Takt, TaktError};
@@ -91,10 +92,10 @@ pub fn run(
     let scratch = Scratch::new()?;
     let _daemon = node(takt, lab, TALKERS + 1, cores.0, &scratch, None)?;
     let far = lab.container(1, 0);
-    let start = |tenant: usize, core: usize, words: &[&str]| {
+    let start = |tenant: usize, core: usize, words: &[&str], priority: Option<i32>| {
         let container = lab.container(0, tenant);
         introduce(container, far)?;
-        let mut command = preloaded(takt, container, &socket(&scratch, tenant))?;
+        let mut command = preloaded(takt, container, &socket(&scratch, tenant), priority)?;
         command.arg("bench-socket").args(words);
         command.args(["--core", &core.to_string()]);
         let log = scratch.path().join(format!("tenant-{tenant}.log"));
@@ -103,7 +104,7 @@ pub fn run(
     let mut flood = None;
     if beside_hostile {
         let to = SocketAddr::from((far.address(), NOBODY)).to_string();
-        flood = Some(start(TALKERS, cores.1, &["hostile", "--to", &to])?);
+        flood = Some(start(TALKERS, cores.1, &["hostile", "--to", &to], None)?);
         std::thread::sleep(HEAD_START);
     }
     let (size, count) = (flow.size.to_string(), (flow.count + WARM_UP).to_string());
@@ -126,7 +127,8 @@ pub fn run(
                 "--count",
                 &count,
             ];
-            start(tenant, cores.0, &[&words[..], &times[..]].concat())
+            let words = [&words[..], &times[..]].concat();
+            start(tenant, cores.0, &words, Some(talker::PRIORITY))
         })
         .collect::<Result<Vec<Process>, TaktError>>()?;
     let patience = flow.period * (flow.count + WARM_UP) + PATIENCE;

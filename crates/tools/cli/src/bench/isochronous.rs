@@ -67,7 +67,8 @@ clock and the same place. What the talker is told of its departures (SO_TIMESTAM
 sleep until each instant and send; spinning ones wake 250 µs before it and keep the core busy until it: what this machine can \
 do at best. With HTB the talker's host has two queues as the switch has them, strict priority by DSCP: the best that the \
 kernel has for bare metal without launch times. With etf the talker sleeps and hands over half a period ahead with SO_TXTIME to the kernel's own etf, below a \
-taprio with Takt's schedule; such queues hold nothing to the link's rate, the switch does. All programs run as root, and containers are network namespaces. With Takt the same program hands its datagrams over half a period ahead \
+taprio with Takt's schedule; such queues hold nothing to the link's rate, the switch does. On bare metal programs run as root. Containers are network namespaces, and what runs in them has no capability (with etf the \
+kernel asks for CAP_NET_ADMIN, which that talker has), and locks no memory; talker and listener are started as real-time threads. With Takt the same program hands its datagrams over half a period ahead \
 with SO_TXTIME, under the preload, and the runtime keeps an IEEE 802.1Qbv schedule for them: a quarter of each period is class \
 6's alone. Everything from its host's link on is the kernel's. Flannel's VXLAN passes no DSCP on, so that the switch serves it with \
 best effort; Takt's frames and bare metal have their class there. Talker, lane and listener are real-time threads on one core. \
