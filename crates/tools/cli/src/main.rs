@@ -24,6 +24,7 @@ mod key;
 mod kube;
 mod lab;
 mod listener;
+mod manifest;
 mod manual;
 mod monitor;
 mod network;

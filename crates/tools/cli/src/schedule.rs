@@ -3,6 +3,7 @@
 mod check;
 mod convert;
 mod diff;
+mod manifest;
 mod node;
 mod show;
 mod source;
@@ -26,6 +27,7 @@ Examples:
   takt schedule check eth0.toml --rate 100mbit
   takt schedule show eth0.toml
   takt schedule convert eth0.sh --to toml --output eth0.toml
+  takt schedule manifest eth0.sh --name line --datapath xdp --rate 1gbit | kubectl apply -f -
   takt schedule diff eth0.toml eth0-new.toml
   takt schedule synthesize plan.toml --output plan
   takt schedule install eth0-new.toml --datapath xdp
@@ -47,6 +49,8 @@ enum Action {
     Show(show::Show),
     /// Write a schedule in another form
     Convert(convert::Convert),
+    /// Write a schedule as a GateSchedule of Kubernetes
+    Manifest(manifest::Manifest),
     /// Say what changes from one schedule to another
     Diff(diff::Diff),
     /// Compute schedules and launch offsets from what streams require
@@ -65,6 +69,7 @@ impl Schedule {
             Action::Check(check) => check.run(),
             Action::Show(show) => show.run(),
             Action::Convert(convert) => convert.run(),
+            Action::Manifest(manifest) => manifest.run(),
             Action::Diff(diff) => return diff.run(),
             Action::Synthesize(synthesize) => synthesize.run(),
             Action::Install(install) => install.run(),

@@ -319,6 +319,49 @@ fn what_a_form_cannot_say_is_told_and_can_be_refused() {
 }
 
 #[test]
+fn a_manifest_says_a_schedule_of_any_form_or_refuses_what_it_cannot_say() {
+    let files = Files::new();
+    let manifest = |file: &str| {
+        run(&[
+            "schedule",
+            "manifest",
+            file,
+            "--name",
+            "line",
+            "--datapath",
+            "xdp",
+            "--rate",
+            "1gbit",
+        ])
+    };
+    let (toml, tc) = (manifest(&files.toml()), manifest(&files.taprio()));
+    assert_eq!((toml.code, toml.err.as_str()), (Some(0), ""), "{toml:?}");
+    assert_eq!(toml.out, tc.out);
+    assert!(
+        toml.out.contains("kind: GateSchedule") && toml.out.contains("rate: 1000000000\n"),
+        "{toml:?}"
+    );
+    for (change, told) in [
+        (
+            (
+                "interval = \"250us\"",
+                "interval = \"250us\"\noperation = \"set-and-hold-mac\"",
+            ),
+            "set-and-hold-mac is of preemption",
+        ),
+        (
+            ("cycle-time =", "enabled = false\ncycle-time ="),
+            "gates are not enabled",
+        ),
+    ] {
+        let file = files.add("refused.toml", &TOML.replace(change.0, change.1));
+        let ran = manifest(&file);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(4), ""), "{ran:?}");
+        assert!(ran.err.contains(told), "{ran:?}");
+    }
+}
+
+#[test]
 fn diff_tells_changes_and_exits_with_5() {
     let files = Files::new();
     let other = files.add(

@@ -141,6 +141,13 @@ pub struct Flow {
     pub load: u64,
 }
 
+impl Flow {
+    /// Of a run, with its warm-up.
+    pub(super) fn duration(&self) -> Duration {
+        self.period * (self.count + WARM_UP)
+    }
+}
+
 /// The hosts: a link with a rate, and containers in Flannel's network.
 #[must_use]
 pub fn lab(rate: u64) -> LabConfig {
@@ -170,6 +177,46 @@ pub struct Run {
     pub counted: Option<u64>,
     /// What the hypervisor took of all cores meanwhile.
     pub stolen: Duration,
+    /// How many runs before this one it disturbed, of which nothing is kept.
+    pub disturbed: u32,
+}
+
+/// What a hypervisor takes of a core at most, as a share of a run's time, in a run that counts.
+pub const DISTURBED: f64 = 0.005;
+/// Runs until one counts that is disturbed, too.
+const MOST_RUNS: u32 = 3;
+
+/// [`run`], again if the hypervisor disturbed it: chosen by what it took, never by what was measured. The least disturbed of
+/// [`MOST_RUNS`] counts if none is undisturbed.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_undisturbed(
+    takt: &Takt,
+    lab: &Lab,
+    way: Way,
+    flow: &Flow,
+    cores: (usize, usize),
+) -> Result<Run, TaktError> {
+    least_disturbed(flow.duration(), || run(takt, lab, way, flow, cores))
+}
+
+fn least_disturbed(
+    duration: Duration,
+    mut run: impl FnMut() -> Result<Run, TaktError>,
+) -> Result<Run, TaktError> {
+    let most = duration.mul_f64(DISTURBED);
+    let mut best = run()?;
+    let mut runs = 1;
+    while best.stolen > most && runs < MOST_RUNS {
+        let next = run()?;
+        runs += 1;
+        if next.stolen < best.stolen {
+            best = next;
+        }
+    }
+    best.disturbed = runs - 1;
+    Ok(best)
 }
 
 /// A flow at the other end of the cable, by the receiving kernel's stamps: for every way the same.
@@ -232,7 +279,7 @@ pub fn run(
         Way::Takt => Some(node(takt, lab, 1, cores.0, &scratch, Some(flow.period))?),
         _ => None,
     };
-    let seconds = flow.period.as_secs_f64() * f64::from(flow.count + WARM_UP);
+    let seconds = flow.duration().as_secs_f64();
     let start = |command: Command, name: &str| {
         Process::start(command, &scratch.path().join(format!("{name}.log")))
     };
@@ -322,6 +369,7 @@ pub fn run(
         wire,
         counted,
         stolen: until.saturating_sub(stolen),
+        disturbed: 0,
     })
 }
 
@@ -526,6 +574,30 @@ mod tests {
         let schedule = schedule(period);
         let places = entries.map(|entry| schedule.find(&entry));
         assert!(places[0].is_some() && places[0] < places[1], "{schedule}");
+    }
+
+    #[test]
+    fn a_run_that_was_disturbed_is_done_again_and_the_least_disturbed_counts() {
+        let least = |stolen_ms: &[u64]| {
+            let mut next = stolen_ms.iter();
+            least_disturbed(Duration::from_secs(1), || {
+                let stolen = Duration::from_millis(*next.next().expect("no run more"));
+                Ok(Run {
+                    sent: Sent::default(),
+                    heard: Heard::default(),
+                    drained: 0.0,
+                    wire: Wire::default(),
+                    counted: None,
+                    stolen,
+                    disturbed: 0,
+                })
+            })
+            .map(|run| (run.stolen.as_millis(), run.disturbed))
+            .expect("runs")
+        };
+        assert_eq!(least(&[5]), (5, 0));
+        assert_eq!(least(&[6, 5]), (5, 1));
+        assert_eq!(least(&[9, 7, 8]), (7, 2));
     }
 
     #[test]

@@ -131,7 +131,7 @@ pub fn run(
             start(tenant, cores.0, &words, Some(talker::PRIORITY))
         })
         .collect::<Result<Vec<Process>, TaktError>>()?;
-    let patience = flow.period * (flow.count + WARM_UP) + PATIENCE;
+    let patience = flow.duration() + PATIENCE;
     let sent = talkers
         .iter_mut()
         .map(|talker| talker.answer(patience))

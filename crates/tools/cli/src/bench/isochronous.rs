@@ -282,7 +282,7 @@ impl Isochronous {
         let variants = ways.iter().map(|&way| {
             let (runs, progress, setting) = (runs.clone(), progress.clone(), setting.clone());
             Variant::new(way.name(), move |round: &Round| {
-                let run = run::run(takt, lab, way, &flow, cores);
+                let run = run::run_undisturbed(takt, lab, way, &flow, cores);
                 progress.step(&setting, way);
                 let run = run?;
                 let sample = latency(&run, &flow);
@@ -344,20 +344,18 @@ impl Isochronous {
         sum.percentiles()
     }
 
-    /// One table of a screen for each side.
+    /// One table of a screen: what the listeners saw. Everything else is in the report and, with `--verbose`, above it.
     fn summary(&self, runs: &AllRuns, ways: &[Way]) -> String {
-        let columns = |title| {
-            [
-                (title, Align::Left),
-                ("ALONE", Align::Right),
-                ("p99", Align::Right),
-                ("LOST", Align::Right),
-                ("LOADED", Align::Right),
-                ("p99", Align::Right),
-                ("LOST", Align::Right),
-                ("RATIO", Align::Right),
-            ]
-        };
+        let columns = [
+            ("LATENCY", Align::Left),
+            ("ALONE", Align::Right),
+            ("p99", Align::Right),
+            ("LOST", Align::Right),
+            ("LOADED", Align::Right),
+            ("p99", Align::Right),
+            ("LOST", Align::Right),
+            ("RATIO", Align::Right),
+        ];
         let sent = self.sent();
         let told = |ns: f64| match ns {
             ns if ns <= EARLY => "early".to_owned(),
@@ -369,55 +367,48 @@ impl Isochronous {
             false => String::new(),
         };
         text += &format!(
-            "A datagram every {period} µs, in µs after its launch time: at its listener, and at the far end\n\
-             of the cable that its host sends on. ALONE and LOADED (beside best effort of\n\
-             120 % of the link): the median; RATIO: of the p99.\n\
+            "A datagram every {period} µs, received so many µs after its launch time. ALONE and LOADED\n\
+             (beside best effort of 120 % of the link): the median; RATIO: of the p99.\n\
              Takt's IEEE 802.1Qbv schedule: class 6 alone in the first quarter of each\n\
              {period} µs, all other classes in the rest.\n\n",
             period = self.period_us,
         );
-        for (title, part, early) in [
-            (
-                "LATENCY",
-                (|run| &run.heard.latency) as fn(&Run) -> &Latencies,
-                (|run| run.heard.early) as fn(&Run) -> u32,
-            ),
-            ("DEPARTURE", |run| &run.wire.departure, |run| run.wire.early),
-        ] {
-            let rows = ways.iter().map(|&way| {
-                let mut row = vec![way.name().to_owned()];
-                let figures = [false, true].map(|loaded| {
-                    let lost = Self::of(runs, loaded, way)
-                        .map(|run| sent.saturating_sub(run.heard.received))
-                        .reduce(u32::saturating_add);
-                    (Self::percentiles(runs, loaded, way, part), lost)
-                });
-                let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
-                for (figures, lost) in &figures {
-                    let figures = figures.as_ref();
-                    row.push(or_dash(figures.map(|figures| told(figures.p50))));
-                    row.push(or_dash(figures.map(|figures| told(figures.p99))));
-                    // Also where nothing has come.
-                    row.push(or_dash(lost.map(|lost| lost.to_string())));
-                }
-                let [(alone, _), (loaded, _)] = figures;
-                let ratio = ratio(alone.as_ref(), loaded.as_ref());
-                row.push(or_dash(ratio.map(|ratio| format!("{ratio:.2}"))));
-                row
+        let rows = ways.iter().map(|&way| {
+            let mut row = vec![way.name().to_owned()];
+            let figures = [false, true].map(|loaded| {
+                let lost = Self::of(runs, loaded, way)
+                    .map(|run| sent.saturating_sub(run.heard.received))
+                    .reduce(u32::saturating_add);
+                let latency = Self::percentiles(runs, loaded, way, |run| &run.heard.latency);
+                (latency, lost)
             });
-            text += &table(&columns(title), rows.collect());
-            for &way in ways {
-                let early =
-                    [false, true].map(|loaded| Self::of(runs, loaded, way).map(early).sum::<u32>());
-                if early != [0, 0] {
-                    let [alone, loaded] = early;
-                    text += &format!(
-                        "Too early, {}: {alone} alone, {loaded} loaded.\n",
-                        way.name()
-                    );
-                }
+            let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
+            for (figures, lost) in &figures {
+                let figures = figures.as_ref();
+                row.push(or_dash(figures.map(|figures| told(figures.p50))));
+                row.push(or_dash(figures.map(|figures| told(figures.p99))));
+                // Also where nothing has come.
+                row.push(or_dash(lost.map(|lost| lost.to_string())));
             }
-            text.push('\n');
+            let [(alone, _), (loaded, _)] = figures;
+            let ratio = ratio(alone.as_ref(), loaded.as_ref());
+            row.push(or_dash(ratio.map(|ratio| format!("{ratio:.2}"))));
+            row
+        });
+        text += &table(&columns, rows.collect());
+        for &way in ways {
+            let early = |of: fn(&Run) -> u32| -> u32 {
+                let all = [false, true].into_iter();
+                all.flat_map(|loaded| Self::of(runs, loaded, way))
+                    .map(of)
+                    .sum()
+            };
+            let (heard, wire) = (early(|run| run.heard.early), early(|run| run.wire.early));
+            if (heard, wire) != (0, 0) {
+                let name = way.name();
+                text +=
+                    &format!("Too early, {name}: {wire} on the wire, {heard} at the listener.\n");
+            }
         }
         text
     }
@@ -482,6 +473,32 @@ impl Isochronous {
                     alone.p99 / 1e3,
                 ));
             }
+        }
+        let departure =
+            |loaded, way| Self::percentiles(runs, loaded, way, |run| &run.wire.departure);
+        for (loaded, load) in [(false, "alone"), (true, "beside best effort")] {
+            if let (Some(takt), Some(floor)) = (
+                departure(loaded, Way::Takt),
+                departure(loaded, Way::BareSpinning),
+            ) {
+                findings.push(format!(
+                    "At the other end of the cable, {load}: {:.1} µs after the launch times in the median and {:.1} µs at p99 with Takt, {:.1} and \
+                     {:.1} µs on bare metal, spinning ({:.2}x and {:.2}x). The way over the cable is in all of them.",
+                    takt.p50 / 1e3,
+                    takt.p99 / 1e3,
+                    floor.p50 / 1e3,
+                    floor.p99 / 1e3,
+                    takt.p50 / floor.p50,
+                    takt.p99 / floor.p99,
+                ));
+            }
+        }
+        let repeated: u32 = runs.values().map(|run| run.disturbed).sum();
+        if repeated > 0 {
+            findings.push(format!(
+                "{repeated} runs were done again because the hypervisor took more than {:.1} % of a core meanwhile.",
+                run::DISTURBED * 100.0
+            ));
         }
         let all = [false, true].into_iter();
         let (mut counted, mut captured) = (0, 0);

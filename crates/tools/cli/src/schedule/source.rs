@@ -166,7 +166,7 @@ impl LinkOptions {
 
 /// Bits per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Rate(u64);
+pub struct Rate(pub u64);
 
 impl std::str::FromStr for Rate {
     type Err = String;
