@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
@@ -85,8 +86,14 @@ func TestTheAPIServerRefusesWhatNoNodeCouldDo(t *testing.T) {
 	} {
 		expect(t, c.name, create("gateschedules", "GateSchedule", c.name, c.spec), c.refused)
 	}
+	// The old link would have no schedule from then on, before the new one has it, and also where a node refuses that.
+	resource := client.Resource(schema.GroupVersionResource{Group: "network.takt.dev", Version: "v1alpha1", Resource: "gateschedules"})
+	for patch, refused := range map[string]string{`{"spec":{"datapath":"xdp"}}`: "datapath does not change: create another GateSchedule", `{"spec":{"datapath":"udp","vlan":true}}`: ""} {
+		_, err := resource.Patch(context.Background(), "plain", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		expect(t, patch, err, refused)
+	}
 	// Nobody has told the rate of its link: a guess would have claims admitted against time that there is not.
-	plain, err := client.Resource(schema.GroupVersionResource{Group: "network.takt.dev", Version: "v1alpha1", Resource: "gateschedules"}).Get(context.Background(), "plain", metav1.GetOptions{})
+	plain, err := resource.Get(context.Background(), "plain", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

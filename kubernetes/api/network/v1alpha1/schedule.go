@@ -44,9 +44,10 @@ type GateScheduleSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Network string `json:"network,omitempty"`
-	// Datapath is the one whose link it is, such as udp or xdp.
+	// Datapath is the one whose link it is, such as udp or xdp. It does not change: the gates of its link would be open at once.
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="datapath does not change: create another GateSchedule for the other datapath, and delete this one to open the gates of its link"
 	Datapath string `json:"datapath"`
 
 	Schedule `json:",inline"`
