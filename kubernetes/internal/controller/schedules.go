@@ -76,9 +76,11 @@ func (w *World) planSchedules(p *Plan, specs map[string]*network.TaktNodeSpec) {
 				taken[name+" "+of.Spec.Datapath] = of
 			}
 		}
-		// One that is not accepted any more keeps what it had.
+		// One that is not accepted any more keeps what it had; so does one that is not in force as it is written now, on nodes that it
+		// selects no more, too.
+		changing := len(r.selected) > 0 && (r.status.State != network.Installed || r.status.ObservedGeneration != of.Generation)
 		for name := range members {
-			if had := r.had(name); r.reason != "" && had != nil && had.Reverted() != nil {
+			if had := r.had(name); (r.reason != "" || changing) && had != nil && had.Reverted() != nil && had.Reverted().UID == of.UID {
 				taken[name+" "+of.Spec.Datapath] = of
 			}
 		}
@@ -429,6 +431,7 @@ func (r *rollout) install() metav1.Condition {
 			}
 			r.give(name, assignment)
 		}
+		r.keep() // nodes that it is for no more have what they had until all others have taken it
 		return condition(network.InForce, false, generation, network.Installing, fmt.Sprintf("begins at %s on %d nodes", instant(revision.BeginsNanoseconds), len(r.status.Targets)))
 	}
 }

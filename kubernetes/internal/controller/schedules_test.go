@@ -446,6 +446,49 @@ func TestAScheduleThatIsNoLongerAcceptedKeepsItsLinks(t *testing.T) {
 	}
 }
 
+// An edit that selects fewer nodes opens no gates before it is taken, and none at all when it is refused.
+func TestANodeThatIsNoLongerSelectedKeepsWhatItHadUntilTheOthersHaveTakenTheChange(t *testing.T) {
+	for _, age := range []time.Duration{-time.Hour, time.Hour} {
+		w := worldOf("node-1", "node-2", "node-3")
+		a, b := scheduleOf("a", 0, ""), scheduleOf("b", age, "node-3")
+		a.Spec.NodeSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "name", Operator: "In", Values: []string{"node-1", "node-2"}}}}
+		w.Schedules = []*network.GateSchedule{a, b}
+		all := []string{"node-1", "node-2", "node-3"}
+		for range 3 {
+			w.round(network.Running, all...)
+		}
+		begins := w.Members[1].Spec.Schedules[0].BeginsNanoseconds
+		kept := func(when string) {
+			t.Helper()
+			if got := w.Members[1].Spec.Schedules; len(got) != 1 || got[0].Name != "a" || got[0].Generation != 1 || got[0].BeginsNanoseconds != begins || !got[0].Committed {
+				t.Errorf("age %v, %s: node-2 is assigned %+v", age, when, got)
+			}
+		}
+		a.Spec.NodeSelector, a.Generation = &metav1.LabelSelector{MatchLabels: map[string]string{"name": "node-1"}}, 2
+		// Nor is that another's chance.
+		b.Spec.NodeSelector.MatchLabels, b.Generation = nil, 2
+		b.Spec.NodeSelector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "name", Operator: "In", Values: []string{"node-2", "node-3"}}}
+		for range 2 {
+			w.round(network.Pending)
+			kept("while the others are asked")
+		}
+		for range 3 {
+			w.round(network.Refused, "node-1")
+			kept("when one has refused")
+		}
+		if !is(a.Status.Conditions, network.InForce, false, network.RolledBack, "node node-1 refuses") || !is(b.Status.Conditions, network.Accepted, false, "ScheduleConflict", "node node-2 has GateSchedule a") {
+			t.Errorf("age %v: a is %+v, b is %+v", age, a.Status.Conditions, b.Status.Conditions)
+		}
+		a.Generation = 3
+		for range 6 {
+			w.round(network.Running, all...)
+		}
+		if !slices.Equal(w.has("node-1"), []string{"a on udp"}) || !slices.Equal(w.has("node-2"), []string{"b on udp"}) || !is(a.Status.Conditions, network.InForce, true, network.Installed, "on 1 nodes") {
+			t.Errorf("age %v: node-1 has %v, node-2 has %v, a is %+v", age, w.has("node-1"), w.has("node-2"), a.Status.Conditions)
+		}
+	}
+}
+
 // What gives way is there again where the one that was to take its place is refused.
 func TestARefusedScheduleLeavesNodesWhatRanOnThere(t *testing.T) {
 	w := worldOf("node-1", "node-2")
