@@ -273,15 +273,25 @@ func (w *World) absence(member *network.TaktNode) string {
 	if ready == nil {
 		return "takt-node has not said anything yet"
 	}
-	if node := w.Nodes[member.Name]; node != nil {
-		for _, condition := range node.Status.Conditions {
-			if condition.Type == corev1.NodeReady && condition.Status != corev1.ConditionTrue {
-				return fmt.Sprintf("the node is not ready (%s), and what takt-node said last is old: see `kubectl describe node %s`", cmp.Or(condition.Reason, string(condition.Status)), member.Name)
-			}
-		}
+	if silent := w.silent(member.Name); silent != "" {
+		return fmt.Sprintf("the node is not ready (%s), and what takt-node said last is old: see `kubectl describe node %s`", silent, member.Name)
 	}
 	if ready.Status != "True" {
 		return ready.Message
+	}
+	return ""
+}
+
+// silent is why a Node is not Ready; empty if it is, nothing is said of that, or there is no Node.
+func (w *World) silent(name string) string {
+	node := w.Nodes[name]
+	if node == nil {
+		return ""
+	}
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady && condition.Status != corev1.ConditionTrue {
+			return cmp.Or(condition.Reason, string(condition.Status))
+		}
 	}
 	return ""
 }

@@ -451,3 +451,51 @@ func TestPeersReachANodeWhereItsTaktdIs(t *testing.T) {
 		}
 	}
 }
+
+// Of two nodes with one address others would have now one key and now the other.
+func TestAnAddressOfPeersIsOneNodesAlone(t *testing.T) {
+	w := worldOf("node-a", "node-b")
+	for at, member := range w.Members {
+		member.Status.Runtime = &network.Runtime{Address: "0.0.0.0", Port: 7400, Key: "key-of-" + member.Name}
+		w.Nodes[member.Name].CreationTimestamp = metav1.NewTime(w.Now.Add(time.Duration(at) * time.Hour))
+	}
+	same := func(names ...string) {
+		for _, name := range names {
+			w.Nodes[name].Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}
+		}
+	}
+	ready := func(name string, is corev1.ConditionStatus) {
+		w.Nodes[name].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: is, Reason: "NodeStatusUnknown"}}
+	}
+	owner := func(when, whose string) {
+		t.Helper()
+		for range 2 {
+			p := w.next()
+			for _, member := range w.Members {
+				spec := p.Specs[member.Name]
+				if member.Name == whose && (spec.Peer == nil || spec.Peer.Key != "key-of-"+whose || spec.PeerProblem != "") {
+					t.Errorf("%s: %s is %+v, %q", when, whose, spec.Peer, spec.PeerProblem)
+				}
+				if member.Name != whose && (spec.Peer != nil || !strings.Contains(spec.PeerProblem, "192.0.2.1:7400 is that of node "+whose+", too: delete the Node object")) {
+					t.Errorf("%s: %s is %+v, %q", when, member.Name, spec.Peer, spec.PeerProblem)
+				}
+			}
+		}
+	}
+	w.next()
+	same("node-b")
+	owner("a kubelet writes another's address into its Node", "node-a")
+	ready("node-a", corev1.ConditionUnknown)
+	owner("the machine was installed anew as another node", "node-b")
+	ready("node-a", corev1.ConditionTrue)
+	owner("both are there, and one has had it", "node-b")
+	for _, member := range w.Members {
+		member.Spec.Peer = nil
+	}
+	owner("both are new", "node-b")
+	ready("node-a", corev1.ConditionUnknown)
+	owner("the older one is gone", "node-b")
+	w.Members[0].Spec.Peer, w.Members[1].Spec.Peer = w.Members[1].Spec.Peer, nil
+	ready("node-b", corev1.ConditionFalse)
+	owner("neither is heard of", "node-a")
+}

@@ -62,7 +62,7 @@ func (w *World) Make() *Plan {
 	p := &Plan{Specs: map[string]network.TaktNodeSpec{}, Networks: map[string]network.TaktNetworkStatus{}, Schedules: map[string]network.GateScheduleStatus{}}
 	slices.SortFunc(w.Members, func(a, b *network.TaktNode) int { return cmp.Compare(a.Name, b.Name) })
 	w.holders, w.kept = w.elsewhere(), w.keeps()
-	specs := map[string]*network.TaktNodeSpec{}
+	specs, claims := map[string]*network.TaktNodeSpec{}, map[string][]*network.TaktNode{}
 	for _, member := range w.Members {
 		// Of one that has said nothing yet it is not known what it has, and nothing is taken from it.
 		spec := &network.TaktNodeSpec{Planned: member.Spec.Planned || said(member)}
@@ -72,6 +72,16 @@ func (w *World) Make() *Plan {
 			address := ""
 			if address, spec.PeerProblem = peerAddress(node, runtime); address != "" {
 				spec.Peer = &network.Peer{Address: hostPort(address, runtime.Port), Key: runtime.Key}
+				claims[spec.Peer.Address] = append(claims[spec.Peer.Address], member)
+			}
+		}
+	}
+	for address, all := range claims {
+		owner := slices.MinFunc(all, func(a, b *network.TaktNode) int { return w.byRight(address, a, b) })
+		for _, member := range all {
+			if spec := specs[member.Name]; member != owner {
+				spec.Peer = nil
+				spec.PeerProblem = fmt.Sprintf("no other node has channels with this one: taktd's address %s is that of node %s, too: delete the Node object of the one that is gone (`kubectl delete node`), or give each an address of its own", address, owner.Name)
 			}
 		}
 	}
@@ -81,6 +91,21 @@ func (w *World) Make() *Plan {
 		p.Specs[name] = *spec
 	}
 	return p
+}
+
+// byRight orders nodes with one address of taktd: those whose kubelet is heard of, as that of a machine that was installed anew by
+// another name; of these who has it already; then the younger one.
+func (w *World) byRight(address string, a, b *network.TaktNode) int {
+	rank := func(member *network.TaktNode) (rank int) {
+		if w.silent(member.Name) != "" {
+			rank = 2
+		}
+		if has := member.Spec.Peer; has == nil || has.Address != address {
+			rank++
+		}
+		return rank
+	}
+	return cmp.Or(cmp.Compare(rank(a), rank(b)), older(w.Nodes[b.Name], w.Nodes[a.Name]))
 }
 
 // peerAddress is the one of the node's addresses that its taktd has: of all that is the first of its family. Without one, the

@@ -282,6 +282,18 @@ func TestWhatAnOperatorHasEnteredIsNeitherChangedNorTakenAway(t *testing.T) {
 	}
 }
 
+// Of a controller that gives one address to two nodes.
+func TestTheKeyOfAnAddressDoesNotAlternate(t *testing.T) {
+	dir, has := t.TempDir(), &tables{stations: map[string]*adminv1.Station{}, peers: map[string]string{}}
+	twin := bare("node-3", true)
+	twin.Spec.Peer = &network.Peer{Address: "192.0.2.2:7400", Key: key1}
+	for range 20 {
+		if err := entering(t, dir, has, bare("node-1", true), nodeOf("node-2"), twin); err != nil || has.peers["192.0.2.2:7400"] != key1 {
+			t.Fatalf("taktd has %q, %v", has.has(), err)
+		}
+	}
+}
+
 func TestANodeSaysWhyItIsNobodysPeer(t *testing.T) {
 	self := bare("node-1", true)
 	self.Spec.PeerProblem = "taktd's address is none of the Node's"

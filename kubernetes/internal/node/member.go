@@ -710,7 +710,10 @@ func equalSets(a, b []string) bool {
 func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *entered, planned bool) error {
 	wanted := map[string]string{}
 	if m.n.config.Network.Peers {
-		for _, node := range objects.All[*network.TaktNode](m.nodes) {
+		all := objects.All[*network.TaktNode](m.nodes)
+		// The same one of two with one address at each look.
+		slices.SortFunc(all, func(a, b *network.TaktNode) int { return strings.Compare(a.Name, b.Name) })
+		for _, node := range all {
 			if node.Name != m.n.name && node.Spec.Peer != nil {
 				wanted[node.Spec.Peer.Address] = node.Spec.Peer.Key
 			}
