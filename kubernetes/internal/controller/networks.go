@@ -146,7 +146,7 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 			// Of its uplink's address only the node knows. Frames for other nodes' pods go there: it is nobody else's.
 			if said := network.IP(served.VTEP); said != "" && one.Spec.Uplink != "" {
 				whose := w.holders[said]
-				if owner := endpointOf[said]; whose == "" && owner != "" {
+				if owner := endpointOf[said]; owner != "" {
 					whose = "node " + owner
 				}
 				if whose != "" && whose != "node "+member.Name {
@@ -167,10 +167,10 @@ func (w *World) planNetworks(p *Plan, specs map[string]*network.TaktNodeSpec) {
 		spec := specs[member.Name]
 		for _, had := range member.Spec.VTEPs {
 			served := serves[member.Name][had.Network]
-			owner, holder := endpointOf[had.Address], w.holders[had.Address]
+			owner := endpointOf[had.Address]
 			if !slices.Contains(spec.Networks, had.Network) ||
 				served.Reason == network.Serving && refused[had.Network] == "" || served.Reason == network.NotConfigured || served.Reason == reasonVTEP ||
-				owner != "" && owner != member.Name || holder != "" && holder != "node "+member.Name {
+				owner != "" && owner != member.Name {
 				continue
 			}
 			endpointOf[had.Address] = member.Name
@@ -417,9 +417,10 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, nam
 		station.Addresses = append(station.Addresses, address.String())
 		keys = append(keys, of.Name+" "+address.String())
 	}
-	// A node that is taken over may say what it likes of its own pods, but not take what the cluster knows to be another's.
+	// A node that is taken over may say what it likes of its own pods and of itself, but not take what the cluster knows to be another's.
 	for _, address := range station.Addresses {
-		if other := w.holders[address]; other != "" && other != "pod "+me {
+		had := w.kept[of.Name+" "+address] == me
+		if other := w.holders[address]; other != "" && other != "pod "+me && !(had && strings.HasPrefix(other, "node ")) {
 			refuse(reasonConflict, "%s is %s's, and no other node knows this pod with it: see that the IPAM of network %s gives other addresses", address, other, of.Name)
 			return
 		}
@@ -466,25 +467,30 @@ func (w *World) planStation(p *Plan, specs map[string]*network.TaktNodeSpec, nam
 	specs[member.Name].Stations = append(specs[member.Name].Stations, station)
 }
 
-// elsewhere are the addresses of nodes and of pods in the cluster's own network, by address, each with whose it is: the older
-// pod's of two. A pod with its node's addresses has none of its own.
+// elsewhere are the addresses of nodes and of pods in the cluster's own network, by address, each with whose it is: a node's, of two
+// nodes the one's that is heard of, then the older one's; else the older pod's. A pod with its node's addresses has none of its own.
 func (w *World) elsewhere() map[string]string {
 	found := map[string]string{}
-	for _, pod := range slices.SortedFunc(maps.Values(w.Pods), func(a, b *corev1.Pod) int { return older(b, a) }) {
+	enter := func(address, whose string) {
+		if address = network.IP(address); address != "" && found[address] == "" {
+			found[address] = whose
+		}
+	}
+	for _, node := range slices.SortedFunc(maps.Values(w.Nodes), func(a, b *corev1.Node) int {
+		return cmp.Or(cmp.Compare(min(len(w.silent(a.Name)), 1), min(len(w.silent(b.Name)), 1)), older(a, b))
+	}) {
+		for _, address := range node.Status.Addresses {
+			enter(address.Address, "node "+node.Name)
+		}
+	}
+	for _, pod := range slices.SortedFunc(maps.Values(w.Pods), func(a, b *corev1.Pod) int { return older(a, b) }) {
 		if pod.Spec.HostNetwork || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 			continue
 		}
 		for _, address := range pod.Status.PodIPs {
-			found[network.IP(address.IP)] = "pod " + pod.Namespace + "/" + pod.Name
+			enter(address.IP, "pod "+pod.Namespace+"/"+pod.Name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(w.Nodes)) {
-		node := w.Nodes[name]
-		for _, address := range node.Status.Addresses {
-			found[network.IP(address.Address)] = "node " + name
-		}
-	}
-	delete(found, "")
 	return found
 }
 

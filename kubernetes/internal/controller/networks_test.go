@@ -414,6 +414,57 @@ func TestATunnelEndpointIsTheNodesThatHasIt(t *testing.T) {
 	}
 }
 
+// A kubelet that is taken over may write any address into its Node.
+func TestANodesStatusTakesNoAddressThatIsAnothersAlready(t *testing.T) {
+	for _, thief := range []string{"node-1", "node-3"} {
+		w := worldOf("node-1", "node-2", "node-3")
+		tsn := w.serve("tsn", 42)
+		tsn.Spec.Uplink = "eth1"
+		for at, member := range w.Members {
+			member.Status.Networks[0].VTEP = fmt.Sprintf("198.51.100.%d", at+1)
+		}
+		w.run("talker", "node-2", time.Hour, "10.50.0.2", "02:00:00:00:00:02", "10.50.0.2/16")
+		w.next()
+		node := w.Nodes[thief]
+		for _, address := range []string{"198.51.100.2", "10.50.0.2"} {
+			node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address})
+		}
+		here := &w.Members[1].Status.Networks[0]
+		for _, is := range []network.ServedNetwork{*here, {Name: "tsn", Reason: network.NoUplink, Message: "interface eth1 is down"}} {
+			*here = is
+			for range 2 {
+				p := w.next()
+				if got := p.Specs["node-2"]; len(got.VTEPs) != 1 || got.VTEPs[0].Address != "198.51.100.2" || len(got.Stations) != 1 || got.Stations[0].VTEP != "198.51.100.2" {
+					t.Errorf("%s says it has them, %s: node-2 has %+v and %+v", thief, is.Reason, got.VTEPs, got.Stations)
+				}
+				if said := p.told("talker", reasonConflict); said != "" {
+					t.Errorf("%s says it has them: the pod is told %q", thief, said)
+				}
+			}
+		}
+	}
+}
+
+// Whose address it is does not depend on names.
+func TestAnAddressOfTwoNodesIsTheOlderOnesThatIsHeardOf(t *testing.T) {
+	for _, older := range []string{"node-1", "node-2"} {
+		w := worldOf("node-1", "node-2")
+		for _, node := range w.Nodes {
+			node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.9"}}
+			node.CreationTimestamp = metav1.NewTime(w.Now)
+		}
+		w.run("pod", "node-1", 2*time.Hour, "192.0.2.9", "")
+		w.Nodes[older].CreationTimestamp = metav1.NewTime(w.Now.Add(-time.Hour))
+		if got := w.elsewhere()["192.0.2.9"]; got != "node "+older {
+			t.Errorf("it is %s's, and %s is older", got, older)
+		}
+		w.Nodes[older].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
+		if got := w.elsewhere()["192.0.2.9"]; got == "node "+older || !strings.HasPrefix(got, "node ") {
+			t.Errorf("it is %s's, and %s is gone", got, older)
+		}
+	}
+}
+
 func TestPeersReachANodeWhereItsTaktdIs(t *testing.T) {
 	internal := func(addresses ...string) (all []corev1.NodeAddress) {
 		for _, address := range addresses {
