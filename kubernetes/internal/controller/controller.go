@@ -159,10 +159,12 @@ func (c *Controller) round(ctx context.Context) error {
 		if _, err := c.client.Schedules.UpdateStatus(ctx, now, metav1.UpdateOptions{}); err != nil {
 			held[one.UID] = true
 			mistakes = append(mistakes, named("GateSchedule", one.Name, err))
+			continue
 		}
+		c.tell(p.became(one.UID))
 	}
 	p.hold(w.Members, held)
-	c.tell(p.Events)
+	c.tell(p.goesOn())
 	var writes []func() error
 	for _, one := range w.Members {
 		if equality.Semantic.DeepEqual(one.Spec, p.Specs[one.Name]) {
@@ -183,6 +185,9 @@ func (c *Controller) round(ctx context.Context) error {
 		now.Status = p.Networks[one.Name]
 		writes = append(writes, func() error {
 			_, err := c.client.Networks.UpdateStatus(ctx, now, metav1.UpdateOptions{})
+			if err == nil {
+				c.tell(p.became(now.UID))
+			}
 			return named("TaktNetwork", now.Name, err)
 		})
 	}
@@ -249,7 +254,17 @@ func parallel(writes []func() error) error {
 	return errors.Join(results...)
 }
 
-// tell tells what is new.
+// became is what has changed of an object. It is told when its status is taken: what is not is another one in the next round.
+func (p *Plan) became(uid types.UID) []Event {
+	return slices.DeleteFunc(slices.Clone(p.Events), func(e Event) bool { return e.Once || e.About.(metav1.Object).GetUID() != uid })
+}
+
+// goesOn is what each round has anew.
+func (p *Plan) goesOn() []Event {
+	return slices.DeleteFunc(slices.Clone(p.Events), func(e Event) bool { return !e.Once })
+}
+
+// tell tells what is new. Only what is told once is remembered: all else may be told from several goroutines.
 func (c *Controller) tell(events []Event) {
 	for _, event := range events {
 		if object, is := event.About.(metav1.Object); is && event.Once {

@@ -3,6 +3,9 @@ package controller
 import (
 	"context"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"slices"
 	"strings"
@@ -16,6 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/retry"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
@@ -55,6 +60,62 @@ func TestWhatHoldsForLongIsToldOnce(t *testing.T) {
 	}
 	if len(told.all) != 4 {
 		t.Errorf("told %q", told.all)
+	}
+}
+
+// A status that is not taken has another instant in the next round, and one whose object is not seen yet is a conflict.
+func TestWhatBecameOfAnObjectIsToldWhenItsStatusIsTaken(t *testing.T) {
+	code := http.StatusInternalServerError
+	server := httptest.NewServer(http.HandlerFunc(func(answer http.ResponseWriter, request *http.Request) {
+		object, _ := io.ReadAll(request.Body)
+		answer.Header().Set("Content-Type", "application/json")
+		if strings.HasSuffix(request.URL.Path, "/status") {
+			answer.WriteHeader(code)
+		}
+		_, _ = answer.Write(object)
+	}))
+	defer server.Close()
+	config := &rest.Config{Host: server.URL}
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := objects.New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := &events{}
+	c := New(kube, client, told, time.Minute)
+	w := worldOf("node-1")
+	gate, tsn := scheduleOf("line", 0, "node-1"), w.serve("tsn", 42)
+	tsn.UID = "tsn"
+	for object, informer := range map[runtime.Object]cache.SharedIndexInformer{w.Members[0]: c.members, w.Nodes["node-1"]: c.nodes, gate: c.schedules, tsn: c.networks} {
+		if err := informer.GetStore().Add(object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, step := range []struct {
+		code int
+		told []string
+	}{
+		{http.StatusInternalServerError, nil},
+		{http.StatusInternalServerError, nil},
+		{http.StatusOK, []string{"line Normal Accepted", "line Normal Installing", "tsn Normal Accepted", "tsn Normal Serving"}},
+		{http.StatusConflict, nil},
+	} {
+		code, told.all = step.code, nil
+		if err := c.round(ctx); (err != nil) != (code == http.StatusInternalServerError) {
+			t.Errorf("%d: %v", code, err)
+		}
+		slices.Sort(told.all)
+		if len(told.all) != len(step.told) {
+			t.Fatalf("%d: told %q and not %q", code, told.all, step.told)
+		}
+		for at, begin := range step.told {
+			if !strings.HasPrefix(told.all[at], begin+": ") {
+				t.Errorf("%d: told %q and not %q", code, told.all, step.told)
+			}
+		}
 	}
 }
 

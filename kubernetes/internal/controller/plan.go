@@ -44,7 +44,8 @@ type World struct {
 type Event struct {
 	About   runtime.Object
 	Warning bool
-	// Once says that each round has it anew, and that it is told once.
+	// Once says that each round has it anew, and that it is told once. Else it is of a condition that has changed, and is told when
+	// the object's status is taken.
 	Once            bool
 	Reason, Message string
 }
