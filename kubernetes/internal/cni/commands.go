@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/skel"
@@ -346,6 +347,9 @@ func report(args *skel.CmdArgs) error {
 	return nil
 }
 
+// exhausted is what host-local says when all addresses of its ranges are taken.
+const exhausted = "no IP addresses available in range set"
+
 // delegateFailed names the plugin that has failed, and keeps its error code.
 func delegateFailed(c *Config, err error) error {
 	code := types.ErrInternal
@@ -353,5 +357,10 @@ func delegateFailed(c *Config, err error) error {
 	if errors.As(err, &told) {
 		code = told.Code
 	}
-	return types.NewError(code, fmt.Sprintf("delegate %s: %v", c.delegateType, err), "")
+	remedy := ""
+	if strings.Contains(err.Error(), exhausted) {
+		remedy = fmt.Sprintf(": every address that the ipam of network %s has for this node is a pod's: delete pods that are attached here, or give it a larger range, which overlaps with no other node's. "+
+			"host-local has a file for each that is taken, by default in /var/lib/cni/networks/%[1]s: one that names a container which is gone may be removed", c.Name)
+	}
+	return types.NewError(code, fmt.Sprintf("delegate %s: %v%s", c.delegateType, err, remedy), "")
 }

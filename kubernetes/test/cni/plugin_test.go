@@ -241,8 +241,11 @@ func TestWhatFailsLeavesNothingAndSaysWhatToDo(t *testing.T) {
 		first, second := newPod(t), newPod(t)
 		second.id = "second"
 		n.works("ADD", first, conf)
-		if _, err := n.call("ADD", second, conf); err == nil || !strings.Contains(err.Msg, "10.88.2.2") {
-			t.Errorf("%v", err)
+		_, err := n.call("ADD", second, conf)
+		for _, said := range []string{"10.88.2.2", "every address that the ipam of network tsn has for this node is a pod's: delete pods", "a larger range", "/var/lib/cni/networks/tsn"} {
+			if err == nil || !strings.Contains(err.Msg, said) {
+				t.Errorf("%v does not say %q", err, said)
+			}
 		}
 		if interfaceOf(t, second.namespace, "eth0") != nil || len(n.listeners()) != 1 {
 			t.Error("it is half made")
