@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/containerd/nri/pkg/api"
 	"golang.org/x/sys/unix"
@@ -86,6 +88,26 @@ func (m *member) allows(ctx context.Context, sandbox *api.PodSandbox, ifName str
 	m.mu.Unlock()
 	m.n.event(podOf(sandbox), corev1.EventTypeNormal, reasonClasses, "the pod has classes %v of network %s: its namespace may not use %v (access of the TaktNetwork)", narrowed.GetClasses(), wanted.Name, excess)
 	return nil
+}
+
+// classesOf are the traffic classes of a network that pods of some namespace may use, with commas between. Without objects nothing is
+// narrowed.
+func (m *member) classesOf(name string) string {
+	may := func(uint32) bool { return true }
+	if m != nil {
+		if found, there, _ := m.nets.GetStore().GetByKey(name); there {
+			may = found.(*network.TaktNetwork).Spec.Offers
+		} else if m.n.config.Network.Unlisted != AllowUnlisted {
+			may = func(uint32) bool { return false }
+		}
+	}
+	var classes []string
+	for class := range uint32(8) {
+		if may(class) {
+			classes = append(classes, strconv.Itoa(int(class)))
+		}
+	}
+	return strings.Join(classes, ",")
 }
 
 // missingBelow says that a path is not there below a root, whose links are followed as from there.

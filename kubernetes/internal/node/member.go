@@ -306,14 +306,18 @@ func clockOf(said *adminv1.Clock) *network.Clock {
 	if said == nil {
 		return nil
 	}
-	states := map[adminv1.ClockState]string{
-		adminv1.ClockState_CLOCK_STATE_SYNCHRONISED: "Synchronised", adminv1.ClockState_CLOCK_STATE_HOLDOVER: "Holdover",
+	return &network.Clock{State: clockState(said), Source: said.GetSource(), TAIOffsetSeconds: said.GetTaiOffsetSeconds()}
+}
+
+func clockState(said *adminv1.Clock) string {
+	switch said.GetState() {
+	case adminv1.ClockState_CLOCK_STATE_SYNCHRONISED:
+		return "Synchronised"
+	case adminv1.ClockState_CLOCK_STATE_HOLDOVER:
+		return "Holdover"
+	default:
+		return "FreeRunning"
 	}
-	state, known := states[said.GetState()]
-	if !known {
-		state = "FreeRunning"
-	}
-	return &network.Clock{State: state, Source: said.GetSource(), TAIOffsetSeconds: said.GetTaiOffsetSeconds()}
 }
 
 // networksOf are the networks that taktd has, and those that it should have, each with what is wrong with it.

@@ -168,7 +168,8 @@ func (d *networks) devices(ctx context.Context) ([]resourceapi.Device, error) {
 	free, timed := left(schedules.GetLinks(), streamsOf(listeners.GetListeners()))
 	consumed := d.n.gates.consumed()
 	accelerated := slices.ContainsFunc(datapaths.GetDatapaths(), func(p *adminv1.Datapath) bool { return p.GetAvailable() && p.GetAccelerated() })
-	synchronised := clock.GetClock().GetState() == adminv1.ClockState_CLOCK_STATE_SYNCHRONISED
+	kinds, state := available(datapaths.GetDatapaths()), clockState(clock.GetClock())
+	synchronised := state == "Synchronised"
 	scheduled := slices.ContainsFunc(schedules.GetLinks(), func(l *adminv1.LinkSchedule) bool { return l.GetOperational() != nil })
 	var found []resourceapi.Device
 	for _, one := range all.GetNetworks() {
@@ -181,7 +182,7 @@ func (d *networks) devices(ctx context.Context) ([]resourceapi.Device, error) {
 		if reason, _ := d.n.cluster.unserved(name); reason != "" && reason != network.UnknownNetwork {
 			continue
 		}
-		shared, carrier := true, one.Carrier()
+		shared, carrier, may := true, one.Carrier(), d.n.cluster.classesOf(name)
 		var capacity map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
 		if timed {
 			capacity = gateCapacity(free, consumed[name])
@@ -191,12 +192,30 @@ func (d *networks) devices(ctx context.Context) ([]resourceapi.Device, error) {
 			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 				"name": {StringValue: &name}, "carrier": {StringValue: &carrier}, "accelerated": {BoolValue: &accelerated},
 				"synchronised": {BoolValue: &synchronised}, "scheduled": {BoolValue: &scheduled},
+				"clock": {StringValue: &state}, "datapaths": {StringValue: &kinds}, "classes": {StringValue: &may},
 			},
 		})
 	}
 	slices.SortFunc(found, func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
 	// What is left is of no use: a node with so many networks shows the first ones.
 	return found[:min(len(found), resourceapi.ResourceSliceMaxDevices)], nil
+}
+
+// available are the names of the datapaths that streams can get, with commas between: as many as an attribute has room for. An attribute
+// for each would be missing on some nodes, and a selector that asks for one that is missing fails instead of choosing another node.
+func available(all []*adminv1.Datapath) string {
+	var names []string
+	for _, one := range all {
+		if one.GetAvailable() {
+			names = append(names, one.GetName())
+		}
+	}
+	slices.Sort(names)
+	text := strings.Join(names, ",")
+	for len(text) > resourceapi.DeviceAttributeMaxValueLength {
+		text = text[:max(strings.LastIndexByte(text, ','), 0)]
+	}
+	return text
 }
 
 // gateCapacity is the gate time of each class that has some, in bits per second of the link: what is left of it, and what

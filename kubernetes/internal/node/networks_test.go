@@ -19,11 +19,13 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 	"github.com/takt-dev/takt/kubernetes/internal/report"
 )
 
@@ -69,17 +71,19 @@ func (s *site) taktd(more string) (kill func()) {
 
 // published is what a driver has published last: networks with their carriers.
 type published struct {
-	mu   sync.Mutex
-	last []string
+	mu      sync.Mutex
+	last    []string
+	devices []resourceapi.Device
 }
 
 func (p *published) PublishResources(_ context.Context, resources resourceslice.DriverResources) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.last = []string{}
+	p.last, p.devices = []string{}, nil
 	for _, slice := range resources.Pools[nodeName].Slices {
 		for _, device := range slice.Devices {
 			p.last = append(p.last, device.Name+" "+*device.Attributes["carrier"].StringValue)
+			p.devices = append(p.devices, device)
 		}
 	}
 	return nil
@@ -89,6 +93,27 @@ func (p *published) is(wanted ...string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.last != nil && slices.Equal(p.last, wanted)
+}
+
+// chosen are the devices that a selector chooses, as the scheduler looks at them.
+func (p *published) chosen(t *testing.T, selector string) (found []string) {
+	t.Helper()
+	compiled := cel.GetCompiler(cel.Features{EnableConsumableCapacity: true}).CompileCELExpression(selector, cel.Options{})
+	if compiled.Error != nil {
+		t.Fatalf("%s: %v", selector, compiled.Error)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, device := range p.devices {
+		matches, _, err := compiled.DeviceMatches(background, cel.Device{Driver: reservation.NetworkDriver, Attributes: device.Attributes, Capacity: device.Capacity})
+		if err != nil {
+			t.Errorf("%s: %v", selector, err)
+		}
+		if matches {
+			found = append(found, device.Name)
+		}
+	}
+	return found
 }
 
 func TestTheNetworksOfARunningTaktdCanBeClaimed(t *testing.T) {
@@ -118,6 +143,48 @@ func TestTheNetworksOfARunningTaktdCanBeClaimed(t *testing.T) {
 	kill := s.taktd("[[network]]\nname = \"pods\"\ncarrier = \"vxlan:42\"\n[[network]]\nname = \"local\"\ncarrier = \"routed\"\nrouted = [\"10.1.0.0/16\"]\n" +
 		"[[network]]\nname = \"No Device\"\ncarrier = \"vxlan:43\"\n")
 	s.until("the networks are published", func() bool { return slice.is("local routed", "pods vxlan:42") })
+
+	// What a pod may demand: the first of them is the one of the how-to.
+	how, err := os.ReadFile("../../../docs/how-to/time-sensitive-pods.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock, err := d.admin.GetClock(context.Background(), &adminv1.GetClockRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := clockState(clock.GetClock())
+	const demanded = `device.attributes["network.takt.dev"].name == "pods" &&
+  "5" in device.attributes["network.takt.dev"].classes.split(",") &&
+  "udp" in device.attributes["network.takt.dev"].datapaths.split(",") &&
+  device.attributes["network.takt.dev"].clock == "Synchronised"`
+	demand := strings.Replace(demanded, "Synchronised", state, 1)
+	if of := strings.Replace(demanded, `"udp"`, `"xdp"`, 1); !strings.Contains(strings.Join(strings.Fields(string(how)), " "), strings.Join(strings.Fields(of), " ")) {
+		t.Errorf("the how-to does not have %s", of)
+	}
+	if got := slice.chosen(t, demand); got != nil {
+		t.Errorf("without a TaktNetwork it chooses %q", got)
+	}
+	tsn := &network.TaktNetwork{ObjectMeta: metav1.ObjectMeta{Name: "pods"}, Spec: network.TaktNetworkSpec{Access: []network.Access{
+		{Namespaces: []string{"plant"}, Classes: []int32{0, 5}}, {Namespaces: []string{"office"}, Classes: []int32{1}}, {Namespaces: []string{}}}}}
+	if err := agent.cluster.nets.GetStore().Add(tsn); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the class is some namespace's", func() bool { return slices.Equal(slice.chosen(t, demand), []string{"pods"}) })
+	for _, selector := range []string{
+		strings.Replace(demand, `"5"`, `"6"`, 1), strings.Replace(demand, "udp", "ud", 1), strings.Replace(demand, state, "Other", 1),
+	} {
+		if got := slice.chosen(t, selector); got != nil {
+			t.Errorf("%s chooses %q", selector, got)
+		}
+	}
+	if got := agent.cluster.classesOf("local"); got != "" {
+		t.Errorf("of a network without a TaktNetwork: %s", got)
+	}
+	agent.cluster.n.config.Network.Unlisted = AllowUnlisted
+	if got, without := agent.cluster.classesOf("local"), (*member)(nil).classesOf("local"); got != "0,1,2,3,4,5,6,7" || without != got {
+		t.Errorf("where nothing is narrowed: %s, without objects %s", got, without)
+	}
 
 	says := func(reason string) {
 		self := bare(nodeName, true)
@@ -161,6 +228,24 @@ func TestTheNetworksOfARunningTaktdCanBeClaimed(t *testing.T) {
 	if result.Err != nil || len(result.Devices) != 1 || result.Devices[0].DeviceName != "pods" || !slices.Equal(result.Devices[0].Requests, []string{"network"}) ||
 		!slices.Equal(result.Devices[0].CDIDeviceIDs, []string{networkCDI()}) {
 		t.Errorf("%+v", result)
+	}
+}
+
+func TestAsManyDatapathsArePublishedAsThereIsRoomFor(t *testing.T) {
+	var all []*adminv1.Datapath
+	for _, name := range []string{"xdp", "udp"} {
+		all = append(all, &adminv1.Datapath{Name: name, Available: true})
+	}
+	all = append(all, &adminv1.Datapath{Name: "fabric"})
+	if got := available(all); got != "udp,xdp" {
+		t.Errorf("published are %q", got)
+	}
+	all = append(all, &adminv1.Datapath{Name: "z" + strings.Repeat("y", 60), Available: true})
+	if got := available(all); got != "udp,xdp" {
+		t.Errorf("published are %q", got)
+	}
+	if got := available([]*adminv1.Datapath{{Name: strings.Repeat("y", 65), Available: true}}); got != "" {
+		t.Errorf("published are %q", got)
 	}
 }
 

@@ -215,6 +215,13 @@ func (s *TaktNetworkSpec) Allows(namespace string, classes []uint32) (allowed bo
 	return allowed, excess
 }
 
+// Offers says whether pods of any namespace at all may use a class.
+func (s *TaktNetworkSpec) Offers(class uint32) bool {
+	return s.Access == nil || slices.ContainsFunc(s.Access, func(a Access) bool {
+		return (a.Namespaces == nil || len(a.Namespaces) > 0) && (a.Classes == nil || slices.Contains(a.Classes, int32(class)))
+	})
+}
+
 // IP is an IP address in the form that all addresses are compared in; empty if it is none.
 func IP(text string) string {
 	address, err := netip.ParseAddr(text)
