@@ -48,3 +48,17 @@ func TestAPodHasABoundOfItsMemory(t *testing.T) {
 		}
 	}
 }
+
+// Its device may have what is written there; of Takt's nothing is.
+func TestTheDelegateIsToldWhereItsDeviceInfoGoes(t *testing.T) {
+	stdin := []byte(`{"cniVersion": "1.1.0", "name": "tsn", "type": "takt-cni", "network": "tsn", "capabilities": {"CNIDeviceInfoFile": true},
+		"runtimeConfig": {"CNIDeviceInfoFile": "/run/devinfo/1"}, "delegate": {"type": "host-device"}}`)
+	c, err := load(stdin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf, err := c.delegated(stdin)
+	if err != nil || !strings.Contains(string(conf), `"runtimeConfig":{"CNIDeviceInfoFile":"/run/devinfo/1"}`) || !strings.Contains(string(conf), `"type":"host-device"`) {
+		t.Errorf("it is told %s, %v", conf, err)
+	}
+}
