@@ -101,6 +101,16 @@ func primary(n *node, at int) object {
 // cnitool runs the CNI project's tool on the node, whose directories are its own.
 func (n *node) cnitool(command, network, namespace string) string {
 	n.t.Helper()
+	out, err := n.tool(command, network, namespace)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return out
+}
+
+// tool is the same where it may fail.
+func (n *node) tool(command, network, namespace string) (string, error) {
+	n.t.Helper()
 	script := `mkdir -p /var/lib/cni && mount --bind "$CACHE" /var/lib/cni && exec "$@"`
 	run := exec.Command("ip", "netns", "exec", n.namespace, "sh", "-c", script, "sh",
 		filepath.Join(programs, "cnitool"), command, network, "/run/netns/"+namespace)
@@ -112,9 +122,9 @@ func (n *node) cnitool(command, network, namespace string) string {
 	run.Stderr = &said
 	out, err := run.Output()
 	if err != nil {
-		n.t.Fatalf("cnitool %s: %v: %s%s", command, err, out, said.String())
+		return "", fmt.Errorf("cnitool %s: %w: %s%s", command, err, out, said.String())
 	}
-	return string(out)
+	return string(out), nil
 }
 
 // multus makes the calls of Multus for a pod: the primary network, and one for each network attachment definition.
