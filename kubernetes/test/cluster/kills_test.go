@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -178,6 +179,17 @@ func TestTwoNodesSendOnWhileTheirPartsAreKilled(t *testing.T) {
 		lease, err := client.CoordinationV1().Leases("kube-system").Get(ctx, "takt-controller", metav1.GetOptions{})
 		return err == nil && lease.Spec.RenewTime != nil && lease.Spec.RenewTime.After(began)
 	}
+	// The other replica waits for its turn: nobody notices its end.
+	leader := func() int {
+		lease, err := client.CoordinationV1().Leases("kube-system").Get(ctx, "takt-controller", metav1.GetOptions{})
+		if err != nil || lease.Spec.HolderIdentity == nil {
+			return 0
+		}
+		return processWhich(func(proc string, words []string) bool {
+			environment, err := os.ReadFile(filepath.Join(proc, "environ"))
+			return err == nil && filepath.Base(words[0]) == "takt-controller" && slices.Contains(strings.Split(string(environment), "\x00"), "POD_NAME="+*lease.Spec.HolderIdentity)
+		})
+	}
 	kept := func(name string) func() int { return func() int { return processOf(name) } }
 	at := func(node, program string) func() int { return func() int { return processAt(node, program) } }
 	parts := []struct {
@@ -197,7 +209,7 @@ func TestTwoNodesSendOnWhileTheirPartsAreKilled(t *testing.T) {
 			return err == nil
 		}, false},
 		{"takt-node", at("node-1", "takt-node"), agents, false},
-		{"takt-controller", at("node-1", "takt-controller"), renewed, false},
+		{"takt-controller that leads", leader, renewed, false},
 		{"API server", kept("apiserver"), ready("/readyz"), false},
 		{"containerd", kept("containerd"), func() bool { return exec.Command("ctr", "version").Run() == nil }, false},
 		{"kubelet", kept("kubelet"), healthy, false},
