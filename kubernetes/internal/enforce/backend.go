@@ -132,6 +132,9 @@ type State struct {
 	// those of one of them.
 	Narrowed int
 	Missing  []int
+	// Rewritten counts how often something else on the node had written the budget that the container's threads have
+	// together, and it was put back.
+	Rewritten int
 	// Revived counts threads that the kernel had stopped running and that got their reservation anew.
 	Revived int
 }

@@ -63,6 +63,8 @@ type knob interface {
 	// grant gives a leaf runtime and period on cores; revoke takes it away.
 	grant(dir string, g Grant) error
 	revoke(dir string) error
+	// holds says whether a leaf has what grant gives it, no more and no less.
+	holds(dir string, g Grant) (bool, error)
 	// share is what grant costs.
 	share(g Grant) share
 }
@@ -117,6 +119,25 @@ func (b *budgets) grant(path string, g Grant) error {
 		return errors.Join(refusedBudget(leaf, err), b.shrink(filepath.Dir(leaf)))
 	}
 	return nil
+}
+
+// keep looks whether the cgroup at path has the budget that it was granted, and grants it anew where something else on the
+// node has written another one: then rewritten is true. A cgroup that has gone has nothing to keep.
+func (b *budgets) keep(path string, g Grant) (rewritten bool, err error) {
+	leaf := filepath.Join(b.root, path)
+	is, err := b.knob.holds(leaf, g)
+	if is || (err != nil && !exists(leaf)) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("cannot see the budget of cgroup %s: %w", leaf, err)
+	}
+	if err := b.grant(path, g); err != nil {
+		return false, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return true, b.shrink(filepath.Dir(leaf)) // those above may have been given more, too
 }
 
 func refusedBudget(dir string, err error) error {

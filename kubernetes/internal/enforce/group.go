@@ -155,6 +155,12 @@ func (g *Group) Enforce(c Container, grants []Grant) (Enforcement, error) {
 	}
 	return (&threads{
 		members: members, all: all, attr: groupAttr(grants), free: true,
+		keep: func() (rewritten bool, err error) {
+			for _, grant := range grants { // at most one
+				rewritten, err = g.budgets.keep(path, grant)
+			}
+			return rewritten, err
+		},
 		release: func() error { return g.budgets.revoke(path) },
 	}).start(c.Runs)
 }
@@ -200,18 +206,14 @@ func groupAttr(grants []Grant) func(Grant) sched.Attr {
 type rtKnob struct{}
 
 func (rtKnob) read(dir string) (share, error) {
-	runtime, err := readNumbers(filepath.Join(dir, "cpu.rt_runtime_us"))
+	runtime, period, err := rtBudget(dir)
 	if err != nil {
 		return nil, err
 	}
-	period, err := readNumbers(filepath.Join(dir, "cpu.rt_period_us"))
-	if err != nil {
-		return nil, err
-	}
-	if runtime[0] < 0 || period[0] <= 0 {
+	if runtime < 0 || period <= 0 {
 		return unlimited, nil
 	}
-	return share{ratio(uint64(runtime[0]), uint64(period[0]))}, nil
+	return share{ratio(uint64(runtime), uint64(period))}, nil
 }
 
 func (rtKnob) write(dir string, s share) error {
@@ -252,26 +254,47 @@ func rtPeriod(dir string) (uint64, error) {
 	return uint64(period[0]), nil
 }
 
-func (k rtKnob) grant(dir string, g Grant) error {
-	// The old runtime may not fit the new period, nor the new runtime the old period: after a restart of
-	// the agent both are there already.
-	have, err := k.read(dir)
+func (rtKnob) grant(dir string, g Grant) error {
+	runtime, period, err := rtBudget(dir)
 	if err != nil {
 		return err
 	}
-	if have.covers(k.share(g)) && k.share(g).covers(have) {
-		period, err := readNumbers(filepath.Join(dir, "cpu.rt_period_us"))
-		if err == nil && period[0] == int64(g.period()) {
-			return nil
+	file, gives := filepath.Join(dir, "cpu.rt_runtime_us"), int64(g.runtime())
+	if period != int64(g.period()) {
+		// The old runtime may not fit the new period, nor the new runtime the old period. The least that fits both is not
+		// nought: the kernel leaves that to no group in which real-time threads are.
+		if runtime != 0 {
+			if err := writeText(file, "1"); err != nil {
+				return err
+			}
+			runtime = 1
+		}
+		if err := writeText(filepath.Join(dir, "cpu.rt_period_us"), strconv.FormatUint(g.period(), 10)); err != nil {
+			return err
 		}
 	}
-	if err := writeText(filepath.Join(dir, "cpu.rt_runtime_us"), "0"); err != nil {
-		return err
+	if runtime == gives {
+		return nil // after a restart of the agent it is there already
 	}
-	if err := writeText(filepath.Join(dir, "cpu.rt_period_us"), strconv.FormatUint(g.period(), 10)); err != nil {
-		return err
+	return writeText(file, strconv.FormatInt(gives, 10))
+}
+
+func (rtKnob) holds(dir string, g Grant) (bool, error) {
+	runtime, period, err := rtBudget(dir)
+	return runtime == int64(g.runtime()) && period == int64(g.period()), err
+}
+
+// rtBudget is a group's runtime, -1 for no limit, and its period.
+func rtBudget(dir string) (runtime, period int64, err error) {
+	runtimes, err := readNumbers(filepath.Join(dir, "cpu.rt_runtime_us"))
+	if err != nil {
+		return 0, 0, err
 	}
-	return writeText(filepath.Join(dir, "cpu.rt_runtime_us"), strconv.FormatUint(g.runtime(), 10))
+	periods, err := readNumbers(filepath.Join(dir, "cpu.rt_period_us"))
+	if err != nil {
+		return 0, 0, err
+	}
+	return runtimes[0], periods[0], nil
 }
 
 func (rtKnob) revoke(dir string) error {
@@ -330,6 +353,15 @@ func (maxKnob) fit(_ string, s share) (share, error) { return s.written(second),
 
 func (maxKnob) grant(dir string, g Grant) error {
 	return writeText(filepath.Join(dir, rtMax), fmt.Sprintf("%d %d", g.runtime(), g.period()))
+}
+
+func (maxKnob) holds(dir string, g Grant) (bool, error) {
+	text, err := os.ReadFile(filepath.Join(dir, rtMax))
+	if err != nil {
+		return false, err
+	}
+	runtime, period, err := parseMax(string(text))
+	return runtime == int64(g.runtime()) && period == int64(g.period()), err
 }
 
 func (maxKnob) revoke(dir string) error {
@@ -392,16 +424,33 @@ func writeRuntimes(dir string, runtime func(cpu int) uint64) error {
 	return writeText(path, strings.Join(words, " "))
 }
 
-func (k multiKnob) grant(dir string, g Grant) error {
+func (multiKnob) grant(dir string, g Grant) error {
 	if err := writeText(filepath.Join(dir, "cpu.rt_period_us"), strconv.FormatUint(g.period(), 10)); err != nil {
 		return err
 	}
-	return writeRuntimes(dir, func(cpu int) uint64 {
-		if slices.Contains(g.Cores, cpu) {
-			return g.runtime()
+	return writeRuntimes(dir, g.runtimeOn)
+}
+
+// runtimeOn is the grant's runtime on a CPU.
+func (g Grant) runtimeOn(cpu int) uint64 {
+	if slices.Contains(g.Cores, cpu) {
+		return g.runtime()
+	}
+	return 0
+}
+
+func (multiKnob) holds(dir string, g Grant) (bool, error) {
+	runtimes, err := readNumbers(filepath.Join(dir, multiRuntime))
+	if err != nil {
+		return false, err
+	}
+	for cpu, runtime := range runtimes {
+		if runtime != int64(g.runtimeOn(cpu)) {
+			return false, nil
 		}
-		return 0
-	})
+	}
+	period, err := readNumbers(filepath.Join(dir, "cpu.rt_period_us"))
+	return err == nil && period[0] == int64(g.period()), err
 }
 
 func (multiKnob) revoke(dir string) error {

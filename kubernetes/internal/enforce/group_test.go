@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
@@ -136,6 +137,84 @@ func TestAContainerInARealTimeGroupRunsFIFOWithAllItsThreads(t *testing.T) {
 	}
 }
 
+// Whoever may write cgroups can write another budget while the container runs: it is compared at each scan.
+func TestABudgetThatSomethingElseHasWrittenIsRestored(t *testing.T) {
+	group, top, paths := rtTree(t, "a", "b")
+	root := group.budgets.root
+	cgroup := filepath.Join(root, paths[0])
+	p := begin(t, cgroup)
+	e := enforce(t, group, p, grant("a", 30*ms, 100*ms, 1, reservation.Threads{}))
+	if got := refresh(t, e)[0].Rewritten; got != 0 {
+		t.Errorf("restored %d times before anything was written", got)
+	}
+	has := func(file, want string) {
+		t.Helper()
+		if got := read(t, root+top+file); got != want {
+			t.Errorf("%s is %s, not %s", file, got, want)
+		}
+	}
+	for i, changes := range [][][2]string{
+		{{"/pod/a/cpu.rt_runtime_us", "1000"}},  // less of the time
+		{{"/pod/a/cpu.rt_period_us", "200000"}}, // later
+		{{"/cpu.rt_runtime_us", "900000"}, {"/pod/cpu.rt_runtime_us", "900000"}, {"/pod/a/cpu.rt_runtime_us", "80000"}}, // more than is its own
+	} {
+		for _, change := range changes {
+			write(t, root+top, map[string]string{change[0]: change[1]})
+		}
+		if got := refresh(t, e)[0].Rewritten; got != i+1 {
+			t.Errorf("%v: restored %d times", changes, got)
+		}
+		has("/pod/a/cpu.rt_runtime_us", "30000")
+		has("/pod/a/cpu.rt_period_us", "100000")
+		has("/pod/cpu.rt_runtime_us", "300000")
+		has("/cpu.rt_runtime_us", "300000")
+	}
+	if got := policy(t, p.cmd.Process.Pid); got.Policy != sched.FIFO {
+		t.Errorf("first thread has %+v", got)
+	}
+	// A later agent finds another budget under threads that run.
+	write(t, root+top, map[string]string{"/pod/a/cpu.rt_runtime_us": "1000"})
+	write(t, root+top, map[string]string{"/pod/a/cpu.rt_period_us": "50000"})
+	again := enforce(t, group, p, grant("a", 30*ms, 100*ms, 1, reservation.Threads{}))
+	has("/pod/a/cpu.rt_runtime_us", "30000")
+	has("/pod/a/cpu.rt_period_us", "100000")
+	p.end()
+	if _, err := again.Refresh(); !errors.Is(err, ErrGone) {
+		t.Errorf("after its end: %v", err)
+	}
+}
+
+// Where the room is another's by now, the container waits for it, and is not left without its reservation for long.
+func TestABudgetThatCannotBeRestoredIsWaitedForAndThenLost(t *testing.T) {
+	group, top, paths := rtTree(t, "a", "b")
+	root := group.budgets.root
+	p := begin(t, filepath.Join(root, paths[0]))
+	e := enforce(t, group, p, grant("a", 600*ms, 1000*ms, 1, reservation.Threads{})).(*threads)
+	write(t, root+top, map[string]string{"/pod/a/cpu.rt_runtime_us": "1000"})
+	if err := group.budgets.grant(paths[1], grant("b", 500*ms, 1000*ms, 1, reservation.Threads{})); err != nil {
+		t.Fatal(err)
+	}
+	look := func(patience time.Duration) ([]State, error) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.refresh(patience)
+	}
+	states, err := look(time.Hour)
+	if err != nil || states[0].Waiting != 1 || states[0].Rewritten != 0 {
+		t.Errorf("while it waits: %+v, %v", states, err)
+	}
+	if _, err := look(0); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "no room") {
+		t.Errorf("after that: %v", err)
+	}
+	if err := group.budgets.revoke(paths[1]); err != nil {
+		t.Fatal(err)
+	}
+	if states, err := look(0); err != nil || states[0].Waiting != 0 || states[0].Rewritten != 1 {
+		t.Errorf("with room again: %+v, %v", states, err)
+	}
+	p.end()
+}
+
 // mayRaiseLimits says whether this process has CAP_SYS_RESOURCE.
 func mayRaiseLimits() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -192,6 +271,15 @@ func TestHCBSBudgetsAreWrittenTopDown(t *testing.T) {
 		"/burstable/p/cpu.rt.max": "200000 1000000", "/burstable/p/a/cpu.rt.max": "2000 10000",
 		"/burstable/q/cpu.rt.max": "100000 1000000",
 	})
+	leaf, a := "/kubepods/burstable/p/a", grant("a", 2*ms, 10*ms, 2, reservation.Threads{})
+	if rewritten, err := group.budgets.keep(leaf, a); rewritten || err != nil {
+		t.Errorf("what nobody has written is restored: %t, %v", rewritten, err)
+	}
+	write(t, base, map[string]string{"/burstable/p/a/cpu.rt.max": "max 10000"})
+	if rewritten, err := group.budgets.keep(leaf, a); !rewritten || err != nil {
+		t.Errorf("what somebody has written is not restored: %v", err)
+	}
+	check(map[string]string{"/burstable/cpu.rt.max": "300000 1000000", "/burstable/p/a/cpu.rt.max": "2000 10000"})
 	if group.Shared(4) != 4 {
 		t.Error("a budget on every core does not count on every core")
 	}
@@ -230,6 +318,16 @@ func TestThePapersKernelHasABudgetForEveryCore(t *testing.T) {
 		if got := read(t, base+file); got != want {
 			t.Errorf("%s is %q, not %q", file, got, want)
 		}
+	}
+	write(t, base, map[string]string{"b/" + multiRuntime: "0 0 100 0"})
+	if rewritten, err := group.budgets.keep("/kubepods/b", b); !rewritten || err != nil {
+		t.Errorf("what somebody has written is not restored: %v", err)
+	}
+	if got := read(t, base+"b/"+multiRuntime); got != "0 0 100 100" {
+		t.Errorf("restored is %q", got)
+	}
+	if rewritten, err := group.budgets.keep("/kubepods/b", b); rewritten || err != nil {
+		t.Errorf("what nobody has written is restored: %t, %v", rewritten, err)
 	}
 	above, err := multiKnob{}.read(base)
 	if err != nil {

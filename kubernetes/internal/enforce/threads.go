@@ -27,6 +27,11 @@ type threads struct {
 	unplace func(thread sched.Thread) error
 	where   func(thread sched.Thread) (core int, ok bool)
 	release func() error
+	// keep gives what surrounds the threads back what something else on the node has written there; nil where nothing does.
+	// rewritten counts that, and unkept is since when it has failed; zero while it does not.
+	keep      func() (rewritten bool, err error)
+	rewritten int
+	unkept    time.Time
 	// span reads which CPUs a thread must be allowed on to have a reservation; nil if it need not be all.
 	span func() ([]int, error)
 	// looks counts how often the container was looked at.
@@ -61,6 +66,9 @@ func (t *threads) Refresh() ([]State, error) {
 func (t *threads) refresh(patience time.Duration) ([]State, error) {
 	present, err := t.members.look(t.fresh())
 	if err != nil {
+		return nil, err
+	}
+	if err := t.surround(patience); err != nil {
 		return nil, err
 	}
 	for _, s := range t.all {
@@ -103,9 +111,39 @@ func (t *threads) refresh(patience time.Duration) ([]State, error) {
 	}
 	states := make([]State, 0, len(t.all))
 	for _, s := range t.all {
-		states = append(states, s.state(t.members.number))
+		state := s.state(t.members.number)
+		state.Rewritten = t.rewritten
+		if !t.unkept.IsZero() {
+			state.Waiting = max(len(state.Threads), 1)
+		}
+		states = append(states, state)
 	}
 	return states, nil
+}
+
+// surround puts right what surrounds the threads. Where that fails it is tried again, for as long as patience.
+func (t *threads) surround(patience time.Duration) error {
+	if t.keep == nil {
+		return nil
+	}
+	rewritten, err := t.keep()
+	if rewritten {
+		t.rewritten++
+	}
+	if err == nil {
+		t.unkept = time.Time{}
+		return nil
+	}
+	if t.unkept.IsZero() {
+		t.unkept = time.Now()
+	}
+	if time.Since(t.unkept) < patience {
+		return nil
+	}
+	if !errors.Is(err, ErrRefused) {
+		err = fmt.Errorf("%w: %w", ErrRefused, err) // what cannot be seen is not kept
+	}
+	return err
 }
 
 // entirely is how often all threads are read, not only those that matter: every so many looks.

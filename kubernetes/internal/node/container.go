@@ -136,14 +136,15 @@ type news struct {
 	// changed says that other threads hold the reservations than before, renamed that one has another
 	// name, restored that one's policy had been changed, exhausted that one has used its runtime up.
 	changed, renamed, restored, exhausted bool
-	// unpinned says that a thread which had pinned itself was unpinned.
-	unpinned bool
+	// unpinned says that a thread which had pinned itself was unpinned, rewritten that the container's budget was put back.
+	unpinned, rewritten bool
 }
 
 // add counts a new state. missed says what is counted of a thread since it had a reservation first, whoever's.
 func (t *tally) add(state enforce.State, missed func(tid int) misses.Count) news {
 	seen := map[int]sampled{}
-	is := news{changed: len(state.Threads) != len(t.state.Threads), restored: state.Restored > t.state.Restored, unpinned: state.Unpinned > t.state.Unpinned}
+	is := news{changed: len(state.Threads) != len(t.state.Threads), restored: state.Restored > t.state.Restored, unpinned: state.Unpinned > t.state.Unpinned,
+		rewritten: state.Rewritten > t.state.Rewritten}
 	for _, thread := range state.Threads {
 		t.samples++
 		if thread.Exhausted {
@@ -345,6 +346,10 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 		if is.unpinned {
 			n.event(c.pod, corev1.EventTypeWarning, reasonUnpinned, "container %s: thread %q had pinned itself to some CPUs and may run on all again: backend %s reserves for no pinned thread; leave the pinning out, or use the backend %s",
 				c.name, state.LastUnpinned.Name, n.backend.Name(), enforce.PartitionName)
+		}
+		if is.rewritten {
+			n.event(c.pod, corev1.EventTypeWarning, reasonRestored, "container %s: something else on the node had written another budget into its cgroup than %s has reserved, which is restored: let only the agent write it",
+				c.name, state.Grant)
 		}
 		if state.Narrowed > 0 {
 			narrowed = fmt.Sprintf("%d of its threads may not run on CPUs %s any more: a cpuset was made smaller, as the static CPU manager does for pods with CPUs of their own; move one of the pods to another node",

@@ -69,6 +69,7 @@ var (
 	claimRestored  = prometheus.NewDesc("takt_reservation_restored_total", "Reservations that were changed from inside the container and restored.", ofClaim, nil)
 	claimNarrowed  = prometheus.NewDesc("takt_reservation_narrowed_threads", "Threads with a reservation that a cpuset keeps off CPUs which it counts on.", ofClaim, nil)
 	claimUnpinned  = prometheus.NewDesc("takt_reservation_unpinned_total", "Threads that had pinned themselves and were unpinned to have a reservation.", ofClaim, nil)
+	claimRewritten = prometheus.NewDesc("takt_reservation_budget_restored_total", "How often something else on the node had written the budget of the container's cgroup, and it was put back; of backends rt-group and hcbs.", ofClaim, nil)
 	claimRevived   = prometheus.NewDesc("takt_reservation_revived_total", "Threads that the kernel had stopped running and that got their reservation anew.", ofClaim, nil)
 )
 
@@ -153,7 +154,7 @@ func (m *metrics) hook(name string) (end func()) {
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		coreBound, coreTaken, coreHealth, tardiness, admitted, checked, outside, lost, misscounts, reclaims, vethsLooked, gateClaims, gateClaimed, claimThreads, claimFree, claimLeftOut, claimCPU, claimDelay, threadDelay, claimSamples, claimExhausted, claimMissed, claimLatest, claimRestored, claimNarrowed, claimUnpinned, claimRevived,
+		coreBound, coreTaken, coreHealth, tardiness, admitted, checked, outside, lost, misscounts, reclaims, vethsLooked, gateClaims, gateClaimed, claimThreads, claimFree, claimLeftOut, claimCPU, claimDelay, threadDelay, claimSamples, claimExhausted, claimMissed, claimLatest, claimRestored, claimNarrowed, claimUnpinned, claimRewritten, claimRevived,
 	} {
 		to <- desc
 	}
@@ -250,6 +251,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 			counter(claimRestored, float64(t.state.Restored), labels...)
 			gauge(claimNarrowed, float64(t.state.Narrowed), labels...)
 			counter(claimUnpinned, float64(t.state.Unpinned), labels...)
+			counter(claimRewritten, float64(t.state.Rewritten), labels...)
 			counter(claimRevived, float64(t.state.Revived), labels...)
 		}
 		c.mu.Unlock()

@@ -5,14 +5,17 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 )
 
@@ -205,6 +208,53 @@ func TestWhatTheKernelCountsTooLittleHidesNoStranger(t *testing.T) {
 	}
 	stranger.Process.Kill()
 	stranger.Wait()
+}
+
+// rewritten is a backend whose containers' budgets something else writes now and then.
+type rewritten struct {
+	enforce.Backend
+	times *atomic.Int32
+}
+
+func (r rewritten) Enforce(c enforce.Container, grants []enforce.Grant) (enforce.Enforcement, error) {
+	e, err := r.Backend.Enforce(c, grants)
+	return rewrittenEnforcement{e, r.times}, err
+}
+
+type rewrittenEnforcement struct {
+	enforce.Enforcement
+	times *atomic.Int32
+}
+
+func (r rewrittenEnforcement) Refresh() ([]enforce.State, error) {
+	states, err := r.Enforcement.Refresh()
+	for i := range states {
+		states[i].Rewritten = int(r.times.Load())
+	}
+	return states, err
+}
+
+func TestThePodIsToldOfABudgetThatWasRestored(t *testing.T) {
+	times := &atomic.Int32{}
+	s := newSiteWith(t, rewritten{enforce.Deadline{}, times})
+	b := s.reserved("pod", "idle")
+	if err := b.gate(); err != nil {
+		t.Fatal(err)
+	}
+	times.Store(1)
+	s.until("the pod is told", func() bool { return len(s.events.of("pod", reasonRestored)) > 0 })
+	if told := s.events.of("pod", reasonRestored); len(told) != 1 || !strings.Contains(told[0], "another budget") {
+		t.Errorf("the pod is told %q", told)
+	}
+	if page := s.page(); !regexp.MustCompile(`(?m)^takt_reservation_budget_restored_total\{.*\} 1$`).MatchString(page) {
+		t.Errorf("metrics are %s", page)
+	}
+	// It was not the container: it is not ended for it, however often.
+	times.Store(100)
+	s.until("the pod is told again", func() bool { return len(s.events.of("pod", reasonRestored)) > 1 })
+	if b.dead() {
+		t.Error("the container was ended for what something else has written")
+	}
 }
 
 // stranger is a process outside of all claims that has 4 ms every 20 ms.
