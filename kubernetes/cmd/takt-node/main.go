@@ -115,9 +115,7 @@ func reach(kubeconfig string) (kubernetes.Interface, *rest.Config, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	// The default, 5 requests in a second, makes fifty pods that start together wait for eight. A claim takes two
-	// for its status and three to be prepared; the API server's own fairness bounds the rest.
-	config.QPS, config.Burst = 50, 100
+	config.QPS, config.Burst = node.APIRate, node.APIBurst
 	client, err := kubernetes.NewForConfig(config)
 	return client, config, err
 }

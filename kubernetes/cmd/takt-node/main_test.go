@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/takt-dev/takt/kubernetes/internal/node"
 )
 
 // Whether attached pods have gone, only the API server knows.
@@ -21,5 +23,20 @@ func TestAnAgentThatUninstallsAsksTheAPIServer(t *testing.T) {
 	err := run(ended, config, false, "one", filepath.Join(dir, "kubeconfig"), "", "", true)
 	if err == nil || !strings.Contains(err.Error(), "cannot reach the API server") {
 		t.Errorf("without a way to it: %v", err)
+	}
+}
+
+func TestTheAgentAsksTheAPIAsOftenAsManyPodsAtOnceNeed(t *testing.T) {
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	text := "{apiVersion: v1, kind: Config, current-context: one, clusters: [{name: one, cluster: {server: 'http://127.0.0.1:1'}}], contexts: [{name: one, context: {cluster: one}}]}"
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, way, err := reach(kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if way.QPS != node.APIRate || way.Burst != node.APIBurst {
+		t.Errorf("it asks %v times a second, %d at once", way.QPS, way.Burst)
 	}
 }

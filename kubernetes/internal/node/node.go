@@ -333,6 +333,14 @@ type publisher interface {
 	PublishResources(ctx context.Context, resources resourceslice.DriverResources) error
 }
 
+// APIRate is how often in a second the agent asks the API server in the long run, and APIBurst how often at once: what fifty pods
+// need that start together, two requests for each claim to be prepared and two for each of its two statuses. With client-go's
+// default, 5 and 10, they would wait for a minute. The API server's own fairness bounds the rest.
+const (
+	APIRate  = 100
+	APIBurst = 400
+)
+
 // settle is how long claims may come and go before the cores are published in a new order: a late order
 // costs a worse placement, a write for every claim costs the API server.
 const settle = 500 * time.Millisecond
