@@ -115,6 +115,45 @@ func TestWhatExecLeavesBehindGetsNoReservation(t *testing.T) {
 	}
 }
 
+// The bound of what TestWhatExecLeavesBehindGetsNoReservation shows, as docs/concepts/reservations.md says it: a process of exec
+// that begins a session of its own and loses its parent before it is seen is for all that can be read a daemon of the program. It
+// takes what is left, and nothing from anybody.
+func TestWhatExecLeavesInASessionOfItsOwnTakesNoMoreThanWhatIsLeft(t *testing.T) {
+	process := func(number, parent, session int) sched.Thread {
+		return sched.Thread{TID: number, Process: number, Parent: parent, Session: session, Start: uint64(number)}
+	}
+	init := process(10, 1, 10)
+	unseen := &members{init: init}
+	unseen.relate(map[int]sched.Thread{10: init, 31: process(31, 10, 31)})
+	if !unseen.known[31].own {
+		t.Error("it can be told from a daemon: say so in docs/concepts/reservations.md")
+	}
+	// Seen once with its parent, or a child of it in its session, it is nobody's.
+	seen := &members{init: init}
+	seen.relate(map[int]sched.Thread{10: init, 30: process(30, 1, 30), 31: process(31, 30, 31)})
+	seen.relate(map[int]sched.Thread{10: init, 31: process(31, 10, 31), 32: process(32, 31, 31)})
+	if seen.known[31].own || seen.known[32].own {
+		t.Errorf("what was seen is forgotten: %t, %t", seen.known[31].own, seen.known[32].own)
+	}
+	g := Grant{Key: "a", Cores: []int{0, 1}, Parameters: reservation.Parameters{}}
+	all := newSeats([]Grant{g})
+	own, stray := sched.Thread{TID: 10, Process: 10, Start: 10}, process(31, 10, 31)
+	later := sched.Thread{TID: 12, Process: 10, Start: 12}
+	for _, tc := range []struct {
+		present []sched.Thread
+		want    []sched.Thread
+	}{{[]sched.Thread{own, later}, []sched.Thread{own, later}}, {[]sched.Thread{own, later, stray}, nil}} {
+		var got []sched.Thread
+		for _, m := range append(leave(all, tc.present), choose(all, tc.present)...) {
+			got = append(got, m.thread)
+			m.seats.held[m.at].thread, m.seats.held[m.at].taken = m.thread, true
+		}
+		if !slices.Equal(got, tc.want) {
+			t.Errorf("with %v, %v move", tc.present, got)
+		}
+	}
+}
+
 // In PID namespaces of its own a container has several threads of one number; the container's first process knows all by others.
 func TestThreadsOfFurtherPIDNamespacesHaveTheContainersNumbers(t *testing.T) {
 	p := begin(t)
