@@ -42,7 +42,7 @@ var (
 	coreTaken  = prometheus.NewDesc("takt_node_core_reserved_ppm", "Parts per million of the core that prepared claims hold.", ofCore, nil)
 
 	tardiness = prometheus.NewDesc("takt_node_tardiness_bound_seconds",
-		"How late a runtime may be given after its period's end by the reservations that prepared claims hold (Devi and Anderson 2005): 0 with admission guaranteed, infinite without a bound, as where reservations with a deadline of their own are not proven to meet it. Threads outside of all claims are counted.", nil, nil)
+		"How late a runtime may be given after its period's end by the reservations that prepared claims hold (Devi and Anderson 2005): 0 with admission guaranteed, infinite without a bound, as where reservations with a deadline of their own are not proven to meet it. Threads outside of all claims are counted; up to a tick for each neighbour that wants more than its runtime, where the kernel cuts runtimes off at its tick, is not.", nil, nil)
 
 	admitted   = prometheus.NewDesc("takt_node_kernel_admitted_ppm", "Parts per million of a core that the kernel has admitted of SCHED_DEADLINE on all of their cores together, its own servers included; of backends deadline and deadline-partition, where debugfs may be read.", nil, nil)
 	checked    = prometheus.NewDesc("takt_node_bandwidth_checked", "1 if the kernel's bandwidth is compared with what claims hold; 0 if it cannot be read.", nil, nil)
