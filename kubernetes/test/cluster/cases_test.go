@@ -297,7 +297,8 @@ func TestAReleaseForOtherNodesSharesTheDeviceClass(t *testing.T) {
 	until(t, "the first release goes on", func() bool { return holders(guests()["one"], reserved) == 1 })
 }
 
-// Two nodes on one machine, of which each gives a core of its own, by a release of its own.
+// Two nodes on one machine, of which each gives a core of its own, by a release of its own. They are namespaces on one kernel, which schedules both
+// cores as one root domain: this is of who is given what, not of two kernels that keep it.
 func TestEachNodeGivesItsCore(t *testing.T) {
 	if os.Getenv("TAKT_EACH") == "" {
 		t.Skip("a cluster of its own: make test-cluster-nodes")
