@@ -20,8 +20,8 @@ const cellPrefix = "takt-cpu"
 
 // Cells is Deadline on a machine with cgroup v2 whose offered cores are cpuset partitions, one each, below the root
 // of the hierarchy (cpuset.cpus.partition, Documentation/admin-guide/cgroup-v2.rst). Each is a root domain: the kernel
-// admits per core, as the scheduler of the cluster does, and threads stay. A thread cannot be in another cpuset than
-// its process, so that a whole container is in the cell of the one core that it reserves; its ordinary threads run
+// admits per core, as the scheduler of the cluster does, and threads stay. A thread cannot be in a cpuset outside of
+// its process' cgroup, so that a whole container is in the cell of the one core that it reserves; its ordinary threads run
 // there as well, beside the reservations. docs/decisions/0011-reservations-on-cgroup-v2.md has what was tried.
 type Cells struct {
 	root  string

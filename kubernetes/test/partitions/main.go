@@ -89,6 +89,14 @@ func main() {
 	// 5. The partition is given up under a reservation.
 	say("5. takt a member again, with reservations in it", write("takt/cpuset.cpus.partition", "member"))
 	fmt.Printf("experiment:    takt is %q, a may run on %s\n", read("takt/cpuset.cpus.partition"), allowed(a))
+	end(a, b, again, outside, c)
+	ungroup("takt/a", "takt/b", "takt", "pods/c/rt", "pods/c", "pods")
+
+	pair("root")
+	pair("isolated")
+	remote()
+	recount()
+	bound()
 	fmt.Println("experiment: done")
 }
 
@@ -165,8 +173,10 @@ func deadline(tid int, runtimeMS, periodMS uint64) error {
 	}))
 }
 
-func allowed(process int) string {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", process))
+func allowed(process int) string { return allowedThread(process, process) }
+
+func allowedThread(process, tid int) string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/status", process, tid))
 	if err != nil {
 		return err.Error()
 	}
