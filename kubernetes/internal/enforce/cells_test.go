@@ -8,10 +8,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
+	"github.com/takt-dev/takt/kubernetes/internal/topology"
 )
 
 // newCells is the backend on a machine of cgroup v2 with three CPUs that nobody else uses: test/partitions/run.sh boots one.
@@ -58,6 +61,78 @@ func allowed(t *testing.T, tid int) (cpus []int) {
 		}
 	}
 	return cpus
+}
+
+// counted is what the kernel counts of a CPU's root domain.
+func counted(t *testing.T, cpu int) int64 {
+	t.Helper()
+	admitted, err := sched.Admitted("/", cpu)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return admitted
+}
+
+// untilCounted waits until the kernel counts no more than this beyond its own servers.
+func untilCounted(t *testing.T, cpu int, most int64) {
+	t.Helper()
+	servers, err := sched.ServersShare("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	domain, err := topology.RootDomain("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(domain, cpu) {
+		domain = []int{cpu}
+	}
+	for most += servers * int64(len(domain)); counted(t, cpu) > most; time.Sleep(time.Millisecond) {
+		// A thread that has just ended is counted to the end of its period.
+	}
+}
+
+// What package sched reads of a kernel, and what that kernel does.
+func TestACoreAdmitsItsBound(t *testing.T) {
+	backend := newCells(t, 1)
+	backend.mustOpen(t)
+	t.Cleanup(func() { backend.Close() })
+	bound, err := sched.Bound("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	servers, err := sched.ServersShare("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := inside(t, backend, "a", on(1, grant("a", ms, 20*ms, 1, reservation.Threads{})))
+	if err := sched.Nudge(p.cmd.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	admits, refuses := int64(0), int64(1_000_001)
+	for refuses-admits > 1 {
+		ppm := (admits + refuses) / 2
+		one := reservation.Duration(1_000_000_000)
+		err := sched.Set(p.cmd.Process.Pid, deadlineAttr(grant("", reservation.Duration(ppm*1000), one, 1, reservation.Threads{})))
+		if err != nil && !errors.Is(err, syscall.EBUSY) {
+			t.Fatal(ppm, err)
+		}
+		if err == nil {
+			admits = ppm
+		} else {
+			refuses = ppm
+		}
+	}
+	t.Logf("the bound is %d, the kernel's own servers may have %d, the kernel admits %d", bound, servers, admits)
+	if admits < bound || admits > bound+servers+2 {
+		t.Errorf("the bound is %d, the kernel's own servers may have %d, the kernel admits %d", bound, servers, admits)
+	}
+	// What the kernel subtracts after the core is given back it subtracts in vain.
+	if err := sched.Drop(p.cmd.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	p.end()
+	untilCounted(t, 1, 0)
 }
 
 func TestCellsAdmitPerCoreKeepThreadsThereAndAreGivenBack(t *testing.T) {

@@ -291,7 +291,7 @@ func miscounted(rest int64) string {
 	return fmt.Sprintf("%d parts per million of a core more than its threads have", rest)
 }
 
-// beyond is what the kernel has admitted of a root domain beyond its own servers and what the containers of claims hold.
+// beyond is what the kernel has admitted of a root domain and nobody is known to have: see unknown.
 func (n *Node) beyond(domain rootDomain) (int64, error) {
 	if len(domain.cpus) == 0 {
 		return 0, errors.New("no CPU is in the root domain")
@@ -304,10 +304,10 @@ func (n *Node) beyond(domain rootDomain) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	known := servers * int64(len(domain.cpus))
+	var held int64
 	for tid, attr := range n.held() {
 		if sched.MayRunOn(tid, domain.cpus) {
-			known += attr.Share()
+			held += attr.Share()
 		}
 	}
 	n.mu.Lock()
@@ -315,7 +315,20 @@ func (n *Node) beyond(domain rootDomain) (int64, error) {
 	d.admitted = admitted
 	n.drifts[domain.key] = d
 	n.mu.Unlock()
-	return admitted - known, nil
+	return unknown(admitted, held, servers*int64(len(domain.cpus))), nil
+}
+
+// unknown is what the kernel has admitted beyond what claims hold and its own servers have. Those it may count or not: Linux 6.12
+// forgets them for every root domain that stays when another one changes, and Linux 7.2 counts that for sched_ext only while a
+// scheduler of that kind runs. So nothing is unknown between what claims hold, and that with all of them.
+func unknown(admitted, held, servers int64) int64 {
+	switch rest := admitted - held; {
+	case rest > servers:
+		return rest - servers
+	case rest < 0:
+		return rest
+	}
+	return 0
 }
 
 // held are the threads that hold reservations of claims, by number, and what the kernel says that they have.
