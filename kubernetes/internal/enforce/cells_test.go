@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -73,6 +74,27 @@ func counted(t *testing.T, cpu int) int64 {
 	return admitted
 }
 
+// lose has the kernel count what no thread has: see sched.Drop.
+func lose(t *testing.T, tid int) {
+	t.Helper()
+	before := counted(t, allowed(t, tid)[0])
+	if err := sched.Nudge(tid); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := sched.Set(tid, deadlineAttr(grant("", 4*ms, 20*ms, 1, reservation.Threads{}))); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond) // longer than its period
+		if err := sched.Set(tid, sched.Attr{Policy: sched.Other}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if counted(t, allowed(t, tid)[0]) < before+190_000 {
+		t.Skip("this kernel loses no bandwidth")
+	}
+}
+
 // untilCounted waits until the kernel counts no more than this beyond its own servers.
 func untilCounted(t *testing.T, cpu int, most int64) {
 	t.Helper()
@@ -89,6 +111,90 @@ func untilCounted(t *testing.T, cpu int, most int64) {
 	}
 	for most += servers * int64(len(domain)); counted(t, cpu) > most; time.Sleep(time.Millisecond) {
 		// A thread that has just ended is counted to the end of its period.
+	}
+}
+
+func TestACellsBandwidthIsCountedAnewUnderItsThreads(t *testing.T) {
+	backend := newCells(t, 1, 2)
+	backend.mustOpen(t)
+	t.Cleanup(func() { backend.Close() })
+	g := on(1, grant("a", 4*ms, 20*ms, 1, reservation.Threads{Select: reservation.SelectFirst}))
+	p, q := inside(t, backend, "a", g), inside(t, backend, "b", g)
+	held := refresh(t, enforce(t, backend, p, g))[0].Threads
+	lose(t, q.cmd.Process.Pid)
+	if err := backend.Recount(1); err != nil {
+		t.Fatal(err)
+	}
+	untilCounted(t, 1, 200_000)
+	if got := counted(t, 1); got < 199_000 {
+		t.Errorf("the kernel counts %d, and a thread has 200000", got)
+	}
+	if got := policy(t, held[0].TID); got != deadlineAttr(g) || !slices.Equal(allowed(t, held[0].TID), []int{1}) {
+		t.Errorf("the thread has %+v on CPUs %v", got, allowed(t, held[0].TID))
+	}
+	if broken := backend.Broken(); len(broken) > 0 {
+		t.Errorf("broken is %v", broken)
+	}
+	p.end()
+	q.end()
+	untilCounted(t, 1, 0)
+	if err := backend.give(2); err != nil {
+		t.Fatal(err)
+	}
+	if err := backend.Recount(2); err == nil || !strings.Contains(err.Error(), "CPU 2") {
+		t.Errorf("of a core without a cell: %v", err)
+	}
+}
+
+func TestCoresThatNobodyReservesAreCountedAnew(t *testing.T) {
+	newCells(t, 1)
+	all, err := topology.RootDomain("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := cgroupRoot("/", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, map[string]string{"cgroup.subtree_control": "+cpuset"})
+	p, pinned := begin(t), beginIn(t, filepath.Join(dir, "takt-test-pinned"))
+	last := all[len(all)-1]
+	if err := unix.SchedSetaffinity(pinned.cmd.Process.Pid, func() *unix.CPUSet { var set unix.CPUSet; set.Set(last); return &set }()); err != nil {
+		t.Fatal(err)
+	}
+	lose(t, p.cmd.Process.Pid)
+	before := counted(t, 0)
+	err = RecountIdle("/", all)
+	if keeps, _ := sched.AtLeast("/", 6, 2); !keeps {
+		if !errors.Is(err, sched.ErrNoRebuild) || counted(t, 0) != before {
+			t.Errorf("where threads come back unpinned: %v", err)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	untilCounted(t, 0, 0)
+	for tid, want := range map[int][]int{p.cmd.Process.Pid: all, pinned.cmd.Process.Pid: {last}} {
+		if got := allowed(t, tid); !slices.Equal(got, want) {
+			t.Errorf("thread %d may run on CPUs %v, not %v", tid, got, want)
+		}
+	}
+	left := filepath.Join(dir, recountCgroup)
+	if exists(left) {
+		t.Error("the partition is left")
+	}
+	// An agent was killed half-way.
+	if err := os.Mkdir(left, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, left, map[string]string{"cpuset.cpus": strconv.Itoa(last)})
+	write(t, left, map[string]string{"cpuset.cpus.partition": "root"})
+	if err := (Deadline{}).Open(); err != nil || exists(left) {
+		t.Errorf("what is left of an earlier agent: %v", err)
+	}
+	if got, err := topology.RootDomain("/"); err != nil || !slices.Equal(got, all) {
+		t.Errorf("everybody has CPUs %v, %v", got, err)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/quote"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
 )
@@ -241,9 +242,13 @@ func (n *Node) compare(ctx context.Context, domain rootDomain, patience, unlooke
 	if quiet {
 		// While threads come and go the kernel must not be made to count: it subtracts later what has ended before.
 		if rest = now - sum; beyondSlack(rest) && rest != d.kept {
-			rest = n.reclaim(ctx, domain, rest, sum)
+			var asked bool
+			if rest, asked = n.reclaim(ctx, domain, rest, sum); asked {
+				d.kept = rest
+			}
+		} else {
+			d.kept = rest
 		}
-		d.kept = rest
 	}
 	if !beyondSlack(rest) {
 		rest = 0
@@ -259,28 +264,56 @@ func (n *Node) compare(ctx context.Context, domain rootDomain, patience, unlooke
 
 func beyondSlack(ppm int64) bool { return ppm > checkSlack || ppm < -checkSlack }
 
-// reclaim has the kernel count anew what it counts too much, or too little, and returns what is still wrong.
-func (n *Node) reclaim(ctx context.Context, domain rootDomain, rest, strangers int64) int64 {
-	if err := sched.Rebuild("/"); err != nil {
+// errReserved says that the kernel is made to count anew when no claim is prepared on the node.
+var errReserved = errors.New("claims are prepared on the node")
+
+// recount has the kernel count anew what is reserved of a root domain. With cgroup v2 that is done without a thread's notice where
+// the backend has a partition of its own; else it takes a CPU away for a moment, and waits until nobody counts on it.
+func (n *Node) recount(domain rootDomain, strangers int64) error {
+	err := sched.Rebuild(n.root)
+	if !errors.Is(err, sched.ErrNoRebuild) {
+		return err
+	}
+	if cells, ok := n.backend.(interface{ Recount(core int) error }); ok {
+		return cells.Recount(domain.key)
+	}
+	if domain.key != everywhere {
+		return err
+	}
+	n.mu.Lock()
+	reserved := len(n.claims) > 0
+	n.mu.Unlock()
+	if reserved || strangers > 0 {
+		return errReserved
+	}
+	return enforce.RecountIdle(n.root, domain.cpus)
+}
+
+// reclaim has the kernel count anew what it counts too much, or too little, and returns what is still wrong; asked says that it
+// was asked, and need not be again for the same.
+func (n *Node) reclaim(ctx context.Context, domain rootDomain, rest, strangers int64) (left int64, asked bool) {
+	if err := n.recount(domain, strangers); errors.Is(err, errReserved) {
+		return rest, false
+	} else if err != nil {
 		if !errors.Is(err, sched.ErrNoRebuild) {
 			klog.FromContext(ctx).Error(err, "Cannot have the kernel count anew")
 			n.metrics.failed(atReclaim)
 		}
-		return rest
+		return rest, true
 	}
 	now, err := n.beyond(domain)
 	if err != nil {
-		return rest
+		return rest, true
 	}
 	if left := now - strangers; beyondSlack(left) {
-		return left
+		return left, true
 	}
 	n.mu.Lock()
 	n.reclaimed++
 	n.mu.Unlock()
 	klog.FromContext(ctx).Info("The kernel has counted anew what is reserved", "reclaimedPPM", rest)
 	n.nodeEvent(corev1.EventTypeNormal, reasonReclaimed, "the kernel counted %s, and has counted anew", miscounted(rest))
-	return 0
+	return 0, true
 }
 
 // miscounted says how far the kernel is from what threads have.
@@ -412,7 +445,7 @@ func (n *Node) settleDrift(ctx context.Context, domain rootDomain, strangers map
 		effect = "it may give as much more to threads outside of all claims, or, having come below nought, refuse reservations"
 	}
 	klog.FromContext(ctx).Info("The kernel counts otherwise than threads have", "ppm", rest)
-	n.nodeEvent(corev1.EventTypeWarning, reasonBandwidthLost, "the kernel counts %s, until its CPUs are partitioned anew or the machine restarts; %s", miscounted(rest), effect)
+	n.nodeEvent(corev1.EventTypeWarning, reasonBandwidthLost, "the kernel counts %s, until it has counted anew (with cgroup v2 and backend deadline from Linux 6.2 on, when no claim is prepared on the node) or the machine restarts; %s", miscounted(rest), effect)
 }
 
 // nodeEvent tells the operators of the node.

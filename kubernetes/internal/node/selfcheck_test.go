@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
@@ -232,6 +234,43 @@ func TestWhetherTheKernelCountsItsOwnServersIsNoDrift(t *testing.T) {
 		if got := unknown(tc.admitted, tc.held, tc.servers); got != tc.want {
 			t.Errorf("%s: %d are unknown, not %d", name, got, tc.want)
 		}
+	}
+}
+
+// apart is a backend with a root domain for each core that can have the kernel count anew.
+type apart struct {
+	enforce.Backend
+	counted []int
+}
+
+func (a *apart) Recount(core int) error {
+	a.counted = append(a.counted, core)
+	return nil
+}
+
+// On a machine without the cpusets of cgroup v1.
+func TestTheKernelIsMadeToCountAnewWhereNobodyNoticesIt(t *testing.T) {
+	root := t.TempDir()
+	backend := &apart{Backend: enforce.Deadline{}}
+	n := &Node{root: root, backend: backend, claims: map[types.UID]*prepared{}}
+	if err := n.recount(rootDomain{3, []int{3}}, 0); err != nil || !slices.Equal(backend.counted, []int{3}) {
+		t.Errorf("a core that is apart: %v, %v", backend.counted, err)
+	}
+	n.backend = enforce.Deadline{}
+	all := rootDomain{everywhere, []int{0, 1}}
+	n.claims["a"] = &prepared{}
+	if left, asked := n.reclaim(t.Context(), all, 100_000, 0); left != 100_000 || asked {
+		t.Errorf("with a claim %d are left, asked %t: it has to be tried again", left, asked)
+	}
+	delete(n.claims, "a")
+	if err := n.recount(all, 200_000); !errors.Is(err, errReserved) {
+		t.Errorf("with a thread outside of claims: %v", err)
+	}
+	if err := n.recount(all, 0); !errors.Is(err, sched.ErrNoRebuild) {
+		t.Errorf("without any cpusets: %v", err)
+	}
+	if left, asked := n.reclaim(t.Context(), all, 100_000, 0); left != 100_000 || !asked {
+		t.Errorf("without any cpusets %d are left, asked %t", left, asked)
 	}
 }
 

@@ -49,7 +49,7 @@ func ServersShare(root string) (int64, error) {
 	for _, server := range servers {
 		share, readable := shareOf(root, server.name)
 		if !readable {
-			since, err := atLeast(root, server.major, server.minor)
+			since, err := AtLeast(root, server.major, server.minor)
 			if err != nil {
 				return 0, err
 			}
@@ -116,7 +116,7 @@ func DeadlineThreads() (map[int]Attr, error) {
 }
 
 // ErrNoRebuild says that this machine has no way to have the kernel count anew.
-var ErrNoRebuild = errors.New("the kernel cannot be made to count its reservations anew: that takes the cpuset controller of cgroup v1")
+var ErrNoRebuild = errors.New("the kernel cannot be made to count its reservations anew: that takes cpusets, of cgroup v2 from Linux 6.2 on")
 
 // Rebuild has the kernel below root count anew what its threads have reserved, as it does when it builds its
 // scheduling domains. The one setting that does nothing else is the relaxation level of cgroup v1's root cpuset,

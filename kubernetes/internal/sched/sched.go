@@ -177,8 +177,8 @@ func shareOf(root, server string) (share int64, readable bool) {
 	return share, true
 }
 
-// atLeast says whether the kernel is of this version or a later one.
-func atLeast(root string, major, minor int) (bool, error) {
+// AtLeast says whether the kernel below root is of this version or a later one.
+func AtLeast(root string, major, minor int) (bool, error) {
 	text, err := os.ReadFile(filepath.Join(root, "proc/sys/kernel/osrelease"))
 	if err != nil {
 		return false, fmt.Errorf("cannot read the kernel's version: %w", err)
