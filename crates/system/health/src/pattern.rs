@@ -147,7 +147,25 @@ fn side(text: &str) -> Result<Side, String> {
     Ok(Side { address, port })
 }
 
+/// Whether all that `narrow` may be is what `wide` may be.
+fn within<T: PartialEq>(narrow: Option<T>, wide: Option<T>) -> bool {
+    wide.is_none() || wide == narrow
+}
+
+/// Whether something may be what both are.
+fn meet<T: PartialEq>(one: Option<T>, other: Option<T>) -> bool {
+    one.is_none() || other.is_none() || one == other
+}
+
 impl Side {
+    fn covers(&self, other: &Self) -> bool {
+        within(other.address, self.address) && within(other.port, self.port)
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        meet(self.address, other.address) && meet(self.port, other.port)
+    }
+
     fn matches(&self, address: IpAddr, port: u16) -> bool {
         self.address.is_none_or(|wanted| wanted == address)
             && self.port.is_none_or(|wanted| wanted == port)
@@ -189,6 +207,40 @@ impl Pattern {
                 };
                 protocol.is_some() && given(source) && given(destination)
             }
+        }
+    }
+
+    /// Whether all flows that another one means are meant.
+    pub fn covers(&self, other: &Self) -> bool {
+        match (self.what, other.what) {
+            (What::All, _) => true,
+            (What::Tuple(wide), What::Tuple(narrow)) => {
+                within(narrow.protocol, wide.protocol)
+                    && wide.source.covers(&narrow.source)
+                    && wide.destination.covers(&narrow.destination)
+            }
+            (What::Stream { mac, vlan }, What::Stream { mac: to, vlan: of }) => {
+                within(to, mac) && within(of, vlan)
+            }
+            (What::Channel(wide), What::Channel(narrow)) => within(narrow, wide),
+            _ => false,
+        }
+    }
+
+    /// Whether there may be a flow that both mean.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        match (self.what, other.what) {
+            (What::All, _) | (_, What::All) => true,
+            (What::Tuple(one), What::Tuple(other)) => {
+                meet(one.protocol, other.protocol)
+                    && one.source.overlaps(&other.source)
+                    && one.destination.overlaps(&other.destination)
+            }
+            (What::Stream { mac, vlan }, What::Stream { mac: to, vlan: of }) => {
+                meet(to, mac) && meet(of, vlan)
+            }
+            (What::Channel(one), What::Channel(other)) => meet(one, other),
+            _ => false,
         }
     }
 
@@ -264,6 +316,39 @@ mod tests {
         }
         let key = FlowKey::v6(6, [1; 16], [2; 16], [0, 443]);
         assert!(Pattern::of(&key).matches(&key), "{}", Pattern::of(&key));
+    }
+
+    #[test]
+    fn what_patterns_have_in_common_is_known() {
+        let read = |text: &str| text.parse::<Pattern>().expect(text);
+        let both = |one: &str, other: &str| {
+            let (one, other) = (read(one), read(other));
+            assert_eq!(one.overlaps(&other), other.overlaps(&one));
+            (one.covers(&other), other.covers(&one), one.overlaps(&other))
+        };
+        for (wide, narrow) in [
+            ("*", "channel 7"),
+            ("ip * > *", "udp * > 10.0.0.2:5004"),
+            ("udp * > *:5004", "udp 10.0.0.1:* > 10.0.0.2:5004"),
+            ("stream *", "stream 91:e0:f0:00:00:01 vlan 2"),
+            ("stream * vlan 2", "stream 91:e0:f0:00:00:01 vlan 2"),
+            ("channel *", "channel 7"),
+        ] {
+            assert_eq!(both(wide, narrow), (true, false, true), "{wide}, {narrow}");
+            assert_eq!(both(narrow, narrow), (true, true, true), "{narrow}");
+        }
+        for (one, other, meet) in [
+            ("udp * > *:5004", "udp 10.0.0.1 > *", true),
+            ("udp * > *", "tcp * > *", false),
+            ("udp * > *:5004", "udp * > *:5005", false),
+            ("udp 10.0.0.1 > *", "udp [fd00::1] > *", false),
+            ("stream * vlan 2", "stream 91:e0:f0:00:00:01", true),
+            ("stream * vlan 2", "stream * vlan 3", false),
+            ("channel 7", "channel 8", false),
+            ("ip * > *", "channel *", false),
+        ] {
+            assert_eq!(both(one, other), (false, false, meet), "{one}, {other}");
+        }
     }
 
     #[test]

@@ -12,6 +12,8 @@ use crate::spec::{Document, exact};
 
 /// More combinations than these are not tried.
 const MAX_COMBINATIONS: usize = 100_000;
+/// More pairs of rules than these are not compared.
+const MAX_PAIRS: usize = 1000;
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -124,6 +126,83 @@ fn possible(expressions: &[&Expression], wanted: impl Fn(&[bool]) -> bool) -> Op
     }
 }
 
+/// Finds rules that have flows of both go elsewhere, and contradict each other.
+fn pairs(rules: &[Rule]) -> Vec<Finding> {
+    let steers = |rule: &Rule, action| rule.actions.contains(&action);
+    let alike = |one: &Rule, other: &Rule| {
+        let actions = [Action::Control, Action::Remap];
+        let mut both = actions
+            .into_iter()
+            .filter(|action| steers(one, *action) && steers(other, *action));
+        both.next().filter(|_| one.pattern.overlaps(&other.pattern))
+    };
+    let mut pairs = rules.iter().enumerate().flat_map(|(at, rule)| {
+        let others = rules[..at].iter();
+        others.filter_map(move |other| Some((rule, other, alike(rule, other)?)))
+    });
+    let compared = pairs.by_ref().take(MAX_PAIRS);
+    let mut findings: Vec<Finding> = compared
+        .filter_map(|(rule, other, action)| pair(rule, other, action))
+        .collect();
+    if let Some((rule, ..)) = pairs.next() {
+        findings.push(Finding {
+            severity: Severity::Note,
+            code: "not-checked",
+            place: format!("rule {}", rule.name),
+            text: format!(
+                "has flows leave as more than {MAX_PAIRS} pairs of rules do: not all are compared"
+            ),
+        });
+    }
+    findings
+}
+
+fn pair(rule: &Rule, other: &Rule, action: Action) -> Option<Finding> {
+    let (when, before) = (&rule.when, &other.when);
+    let find = |severity, code, text| {
+        Some(Finding {
+            severity,
+            code,
+            place: format!("rule {}", rule.name),
+            text,
+        })
+    };
+    // What one of them never or always does by itself is told of it.
+    let may = |wanted: [bool; 2]| possible(&[when, before], |holds| holds == wanted);
+    if may([true, false]) != Some(true) || may([false, true]) != Some(true) {
+        return None;
+    }
+    if may([false, false]) == Some(false) {
+        let does = match action {
+            Action::Remap => "is mapped",
+            _ => "is to leave",
+        };
+        let text = format!(
+            "`{when}`, or `{before}` of rule {}, always holds: a flow of both {does} whatever it does",
+            other.name
+        );
+        return find(Severity::Error, "contradiction", text);
+    }
+    // One begins where the other ends, and nowhere else.
+    for (begins, ends) in [(rule, other), (other, rule)] {
+        let end = match &ends.until {
+            Some(until) => until.clone(),
+            None => Expression::Not(Box::new(ends.when.clone())),
+        };
+        if possible(&[&begins.when, &end], |holds| holds[0] && !holds[1]) == Some(false) {
+            let text = format!(
+                "`{}` of rule {} begins only where rule {} ends, and both have `{}`: one undoes the other for a flow of both",
+                begins.when,
+                begins.name,
+                ends.name,
+                action.name()
+            );
+            return find(Severity::Warning, "opposite", text);
+        }
+    }
+    None
+}
+
 /// Finds what is wrong with specifications and rules that can be read, the worst first.
 pub fn check(document: &Document) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -148,7 +227,7 @@ pub fn check(document: &Document) -> Vec<Finding> {
         }
         if let Some(other) = earlier
             .iter()
-            .find(|other| other.pattern == spec.pattern || other.pattern.to_string() == "*")
+            .find(|other| other.pattern.covers(&spec.pattern))
         {
             let text = format!(
                 "never applies, because {} matches the same flows first",
@@ -232,6 +311,7 @@ pub fn check(document: &Document) -> Vec<Finding> {
             find(Severity::Warning, "flaps", place, text);
         }
     }
+    findings.extend(pairs(&document.rules));
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     findings
 }
@@ -324,9 +404,42 @@ mod tests {
             ["never-applies"]
         );
         assert_eq!(
+            codes(&(flow("a", "udp * > *:5004") + &flow("b", "udp 10.0.0.1 > *:5004"))),
+            ["never-applies"]
+        );
+        assert_eq!(
             codes(&(flow("a", "udp * > *") + &flow("b", "*"))),
             Vec::<&str>::new()
         );
+    }
+
+    #[test]
+    fn rules_that_contradict_each_other_are_found() {
+        let rule = |name: &str, flow: &str, when: &str, does: &str| {
+            format!(
+                "[[rule]]\nname = \"{name}\"\nflow = \"{flow}\"\nwhen = \"{when}\"\ndo = [\"{does}\"]\n"
+            )
+        };
+        let both = |one: [&str; 3], other: [&str; 3]| {
+            let written = |name, [flow, when, does]: [&str; 3]| rule(name, flow, when, does);
+            codes(&(written("a", one) + &written("b", other)))
+        };
+        let none = Vec::<&str>::new();
+        for does in ["control", "remap"] {
+            let late = ["udp * > *", "delay > 5ms", does];
+            assert_eq!(both(late, ["*", "delay < 6ms", does]), ["contradiction"]);
+            assert_eq!(both(late, ["*", "delay < 2ms", does]), ["opposite"]);
+            // One after the other is worse, and each has its reason.
+            assert_eq!(both(late, ["*", "delay > 8ms", does]), none);
+            assert_eq!(both(late, ["*", "lost > 3", does]), none);
+            // No flow is of both, or nothing happens to it.
+            assert_eq!(both(late, ["tcp * > *", "delay < 6ms", does]), none);
+            assert_eq!(both(late, ["*", "delay < 6ms", "event"]), none);
+        }
+        let until = "until = \"delay < 3ms\"\n";
+        let late = rule("a", "*", "delay > 5ms", "control") + until;
+        let calm = rule("b", "*", "delay < 3ms and lost == 0", "control");
+        assert_eq!(codes(&(late + &calm)), ["opposite"]);
     }
 
     #[test]
