@@ -34,7 +34,7 @@ use takt_health::table::{Counters, Event};
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json, print_json_line, write_text};
 use engine::Engine;
-pub use health::{Health, read};
+pub use health::{Health, Watched};
 use source::{Observe, Source};
 
 const HELP: &str = "\
@@ -160,10 +160,9 @@ struct RuleLine {
 
 impl Monitor {
     pub fn run(self) -> Result<(), Failure> {
-        let document = match &self.rules {
-            Some(path) => health::read(path)?,
-            None => takt_health::spec::Document::default(),
-        };
+        let rules = self.rules.as_deref().map(Watched::open).transpose()?;
+        let (document, mut watched) = rules.unzip();
+        let document = document.unwrap_or_default();
         let mut engine = Engine::new(&self.source, &self.observe, document)?;
         engine.curves(self.report.is_some() || self.http.is_some());
         engine.mirror(self.mirror.as_deref())?;
@@ -186,7 +185,6 @@ impl Monitor {
             };
             let live =
                 std::io::stdout().is_terminal() && !(self.form.json || self.csv || self.events);
-            let mut watched = health::Watched::new(self.rules.clone());
             let mut screen = match live {
                 true => Some(screen::Screen::new(Arc::clone(&stop))?),
                 false => None,
@@ -212,7 +210,7 @@ impl Monitor {
                 }
                 if Instant::now() >= next {
                     next = Instant::now() + self.interval;
-                    if let Some(changed) = watched.changed() {
+                    if let Some(changed) = watched.as_mut().and_then(Watched::changed) {
                         engine.replace(&changed);
                     }
                     if let Some(metrics) = &metrics {

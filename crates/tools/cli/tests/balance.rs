@@ -149,8 +149,18 @@ impl Site {
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .expect("takt starts");
+        let err = child.stderr.take().expect("piped");
+        let (to, errors) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(err).lines().map_while(Result::ok) {
+                eprintln!("{line}");
+                // Read on: nobody may ask for it.
+                let _ = to.send(line);
+            }
+        });
         let out = child.stdout.take().expect("piped");
         let (to, lines) = channel();
         std::thread::spawn(move || {
@@ -163,7 +173,11 @@ impl Site {
                 }
             }
         });
-        Running { child, lines }
+        Running {
+            child,
+            lines,
+            errors,
+        }
     }
 
     /// Starts balancing; returns when packets are balanced.
@@ -205,6 +219,8 @@ impl Site {
 struct Running {
     child: Child,
     lines: Receiver<Value>,
+    /// What it says on standard error.
+    errors: Receiver<String>,
 }
 
 impl Running {
@@ -217,6 +233,14 @@ impl Running {
                 return line;
             }
         }
+    }
+
+    /// Waits until it says this on standard error.
+    fn says(&self, part: &str) {
+        until_true(part, || {
+            let line = self.errors.recv_timeout(PATIENCE).expect("a line");
+            line.contains(part)
+        });
     }
 
     /// Asks it to end; its last line.
@@ -723,6 +747,56 @@ fn a_flow_that_comes_late_leaves_its_processor() {
     assert!(end["moves_to_cores"].as_u64() > Some(0), "{end}");
 }
 
+/// Writes a file of rules, at once: nobody reads half of it.
+fn replace(directory: &Directory, text: String) -> String {
+    let whole = directory.write("whole.toml", text);
+    let path = directory.text("rules.toml");
+    std::fs::rename(whole, &path).expect("renamed");
+    path
+}
+
+#[test]
+fn changed_rules_are_in_force_without_a_new_start_and_faulty_ones_change_nothing() {
+    let site = Site::new();
+    let directory = Directory::new();
+    let rule = |name: &str, when: &str| {
+        let text = format!(
+            "[[rule]]\nname = \"{name}\"\nwhen = \"{when}\"\nhold = \"0ms\"\ndo = [\"control\"]\n"
+        );
+        replace(&directory, text)
+    };
+    let rules = rule("first", "size > 200B");
+    let running = site.balance(&["--rules", &rules]);
+    let client = site.client_socket();
+    let leaves_by = |name: &str, sizes: [usize; 2]| {
+        until_true(name, || {
+            // With the second one the rule begins, with the first one it ends.
+            for size in sizes {
+                client.send_to(&vec![0; size], SERVICE).expect("sent");
+            }
+            let line = running.lines.recv_timeout(Duration::from_millis(100));
+            line.is_ok_and(|line| line["event"] == "leaves" && line["rule"] == name)
+        });
+    };
+    leaves_by("first", [10, 1000]);
+    rule("third", "size > 200B and size < 100B");
+    running.says("never holds [never]; `takt health check");
+    leaves_by("first", [10, 1000]);
+    // What is not done here is no better.
+    let text = std::fs::read_to_string(&rules).expect("written");
+    let mirrors = text
+        .replace("control", "mirror")
+        .replace(" and size < 100B", "");
+    replace(&directory, mirrors);
+    running.says("rule third has mirror");
+    leaves_by("first", [10, 1000]);
+    rule("second", "size < 200B");
+    let line = running.line("rules");
+    assert_eq!((&line["flows"], &line["rules"]), (&0.into(), &1.into()));
+    leaves_by("second", [1000, 10]);
+    running.end();
+}
+
 #[test]
 fn a_rule_of_a_monitor_elsewhere_has_a_flow_leave_if_it_has_the_key() {
     let site = Site::new();
@@ -878,6 +952,15 @@ fn whoever_asks_for_what_there_is_not_is_told_and_what_is_killed_leaves_nothing(
         &[&run(&[]), &arguments[..]].concat(),
         "name another address with --control",
     );
+    let never =
+        "[[rule]]\nname = \"a\"\nwhen = \"delay < 1ms and delay > 2ms\"\ndo = [\"control\"]\n";
+    let never = directory.write("never.toml", never);
+    let arguments = [&run(&[]), &["-i", "eth0", "--rules", &never][..]].concat();
+    let (code, err) = on(&arguments);
+    assert!(
+        code == Some(4) && err.contains("never holds [never]"),
+        "{err}"
+    );
     let program = takt(&[]);
     let without = site
         .balancer()
@@ -980,40 +1063,14 @@ fn whoever_tells_its_load_notices_that_load_management_was_started_again() {
     let listener = UdpSocket::bind(("127.0.0.1", PORT)).expect("the port of beats");
     drop(inside);
     listener.set_read_timeout(Some(PATIENCE)).expect("set");
-    let program = takt(&[]);
-    let mut beats = site
-        .balancer()
-        .command(program.get_program())
-        .expect("the host")
-        .args(["balance", "beat", "127.0.0.1", "--of", "eth0"])
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("takt starts");
-    let err = BufReader::new(beats.stderr.take().expect("piped"));
-    let (to, lines) = channel();
-    std::thread::spawn(move || {
-        for line in err.lines().map_while(Result::ok) {
-            if to.send(line).is_err() {
-                return;
-            }
-        }
-    });
-    let beats = Running {
-        child: beats,
-        lines: channel().1,
-    };
-    let says = |part: &str| {
-        until_true(part, || {
-            let line = lines.recv_timeout(PATIENCE).expect("a line");
-            line.contains(part)
-        });
-    };
+    let arguments = ["balance", "beat", "127.0.0.1", "--of", "eth0"];
+    let beats = site.start(site.balancer(), &arguments);
     // Not before it has looked: it would be refused.
     listener.recv(&mut [0; 64]).expect("a beat");
     running.end();
-    says("nothing balances flows at eth0 any more");
+    beats.says("nothing balances flows at eth0 any more");
     let running = site.balance(&[]);
-    says("flows are balanced at eth0 again");
+    beats.says("flows are balanced at eth0 again");
     drop((beats, running));
 }
 

@@ -7,6 +7,7 @@ mod support;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::net::UdpSocket;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -553,6 +554,96 @@ fn rules_are_explained_and_contradictions_are_errors() {
 #[test]
 fn an_interface_is_watched_live() {
     let receiver = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+#[test]
+fn rules_that_contradict_are_refused_at_the_start() {
+    let directory = Directory::new();
+    let path = capture(&directory, "camera.pcapng", &camera());
+    let rule = |name: &str, when: &str| {
+        format!("[[rule]]\nname = \"{name}\"\nwhen = \"{when}\"\ndo = [\"control\"]\n")
+    };
+    let rules = rule("late", "delay > 2ms") + &rule("early", "delay <= 2ms");
+    let rules = directory.write("rules.toml", rules);
+    let ran = run(&["monitor", "-r", &path, "--rules", &rules]);
+    assert!(
+        ran.code == Some(4)
+            && ran
+                .err
+                .contains("or `delay > 2ms` of rule late, always holds")
+            && ran.err.contains("`takt health check "),
+        "{ran:?}"
+    );
+}
+
+#[test]
+fn changed_rules_are_in_force_and_faulty_ones_change_nothing() {
+    let directory = Directory::new();
+    let receiver = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let to = receiver.local_addr().expect("an address");
+    let sender = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let rule = |name: &str, when: &str| {
+        let text = format!(
+            "[[rule]]\nname = \"{name}\"\nflow = \"udp * > {to}\"\nwhen = \"{when}\"\ndo = [\"event\"]\n"
+        );
+        // At once: nobody reads half of it.
+        let whole = directory.write("whole.toml", text);
+        let path = directory.text("rules.toml");
+        std::fs::rename(whole, &path).expect("renamed");
+        path
+    };
+    let rules = rule("first", "size > 200B");
+    let arguments = [
+        "monitor",
+        "-i",
+        "lo",
+        "--ring",
+        "4",
+        "--events",
+        "--interval",
+        "100ms",
+        "--rules",
+        &rules,
+    ];
+    let child = takt(&arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("takt starts");
+    let mut monitor = Running(child);
+    let out = monitor.0.stdout.take().expect("piped");
+    let (to_here, events) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(out).lines().map_while(Result::ok) {
+            let _ = to_here.send(serde_json::from_str::<Value>(&line).expect("JSON"));
+        }
+    });
+    let begins = |name: &str, size: usize| {
+        until_true(name, || {
+            sender.send_to(&vec![0; size], to).expect("sent");
+            let event = events.recv_timeout(Duration::from_millis(10));
+            event.is_ok_and(|event| event["rule"] == name && event["begins"] == true)
+        });
+    };
+    let ends = |name: &str| {
+        until_true(name, || {
+            let event = events
+                .recv_timeout(takt_testing::PATIENCE)
+                .expect("an event");
+            event["rule"] == name && event["begins"] == false
+        });
+    };
+    begins("first", 1000);
+    rule("faulty", "size > 200B and size < 100B");
+    monitor.line_with("the rules before stay");
+    sender.send_to(&[0; 10], to).expect("sent");
+    ends("first");
+    begins("first", 1000);
+    rule("second", "size < 200B");
+    ends("first");
+    begins("second", 10);
+    monitor.signal(Signal::INT);
+    assert_eq!(monitor.end().code, Some(0));
+}
+
     let port = receiver.local_addr().expect("an address").port();
     let sender = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let wanted = format!(":{port}");

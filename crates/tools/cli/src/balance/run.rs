@@ -25,7 +25,7 @@ use takt_health::table::{self as flows, What};
 use super::control::{Begun, Control};
 use super::{arguments, hash_of_any};
 use crate::failure::Failure;
-use crate::monitor::{self, tai};
+use crate::monitor::{Watched, tai};
 use crate::output::{Form, print, print_json_line};
 use crate::signals::{Stop, tell_ready};
 
@@ -43,7 +43,7 @@ calm for --hold. It moves only after a pause of --delta, and only once its proce
 packet, so that none is overtaken. --delta must be longer than paths to neighbours differ.
 
 --rules names specifications and rules as of `takt monitor`. A rule whose actions have `control` makes the flow's bundle leave where it is.
-A flow with a max-delay leaves before so many packets wait that it would be late. Watched is what processors of this host
+The file is read again when it changes; a faulty one is told and changes nothing. A flow with a max-delay leaves before so many packets wait that it would be late. Watched is what processors of this host
 get, where it leaves their queues. With --control, rules of a `takt monitor --control` elsewhere (on a neighbour, at the client) do the same: their
 messages are signed with the key, which is needed, and the hosts' clocks must agree within 10 s. Such a rule names the flow as it comes here: at the client,
 that is what `takt monitor --outgoing` sees. An assigned bundle stays.
@@ -193,6 +193,11 @@ enum Line<'a> {
         rule: &'a str,
         bundle: u32,
     },
+    /// The file of rules was changed, and is in force.
+    Rules {
+        flows: usize,
+        rules: usize,
+    },
     /// At the end.
     End {
         #[serde(flatten)]
@@ -241,6 +246,20 @@ struct Health {
     limits_looked_at_ns: i64,
 }
 
+/// Refuses rules that do what is not done here.
+fn can_do(document: &Document) -> Result<(), Failure> {
+    let rules = document.rules.iter();
+    let mut actions = rules.flat_map(|rule| rule.actions.iter().map(move |does| (rule, does)));
+    let others = actions.find(|(_, does)| matches!(does, Action::Mirror | Action::Remap));
+    others.map_or(Ok(()), |(rule, does)| {
+        Err(Failure::Other(format!(
+            "rule {} has {}, which `takt monitor` does: leave it out here",
+            rule.name,
+            does.name()
+        )))
+    })
+}
+
 /// How many packets may wait before one of a flow, so that it is not late.
 struct Limit {
     flow: FlowKey,
@@ -251,17 +270,7 @@ struct Limit {
 
 impl Health {
     fn new(interface: &str, services: &[Service], document: Document) -> Result<Self, Failure> {
-        let rules = document.rules.iter();
-        let actions = rules.flat_map(|rule| rule.actions.iter().map(move |does| (rule, does)));
-        for (rule, action) in actions {
-            if let Action::Mirror | Action::Remap = action {
-                return Err(Failure::Other(format!(
-                    "rule {} has {}, which `takt monitor` does: leave it out here",
-                    rule.name,
-                    action.name()
-                )));
-            }
-        }
+        can_do(&document)?;
         let socket =
             PromptSocket::open(interface).map_err(|error| Failure::Other(error.to_string()))?;
         let tai_offset_ns = tai::offset_ns();
@@ -280,6 +289,22 @@ impl Health {
         })
     }
 
+    /// Puts other specifications and rules in force. Whether they can be.
+    fn replace(&mut self, balancer: &mut Balancer, document: Document) -> bool {
+        if let Err(failure) = can_do(&document) {
+            eprintln!("takt: {failure}; the rules before stay");
+            return false;
+        }
+        self.table.replace_document(document);
+        self.forget_limits(balancer);
+        true
+    }
+
+    fn forget_limits(&mut self, balancer: &mut Balancer) {
+        let limits = self.limits.drain();
+        limits.for_each(|(_, limit)| balancer.limit(limit.hash, u32::MAX));
+    }
+
     /// Takes what has come. What rules and limits have flows do goes to the balancer.
     fn step(&mut self, balancer: &mut Balancer, json: bool, bits: u8) -> Result<(), Failure> {
         let offset = tai::offset_ns();
@@ -287,8 +312,7 @@ impl Health {
             // Somebody has told the kernel of TAI: times of before cannot be compared with those of now.
             self.tai_offset_ns = offset;
             self.table.begin_anew(offset);
-            let limits = self.limits.drain();
-            limits.for_each(|(_, limit)| balancer.limit(limit.hash, u32::MAX));
+            self.forget_limits(balancer);
         }
         let (table, limits) = (&mut self.table, &mut self.limits);
         let services = &self.services;
@@ -489,7 +513,10 @@ impl Run {
     }
 
     pub fn run(self) -> Result<(), Failure> {
-        let document = self.rules.as_deref().map(monitor::read).transpose()?;
+        let rules = self.rules.as_deref().map(Watched::open).transpose()?;
+        let (document, watched) = rules.unzip();
+        // Before this thread gets its priority, which is not for reading files.
+        let changed = watched.map(Watched::follow).transpose()?;
         let stop = Stop::by_signals()?;
         let config = self.config()?;
         let key = config.key.clone();
@@ -544,6 +571,13 @@ impl Run {
         }
         self.end(&balancer, health.map(|health| health.unwatched), control)
     }
+            let document = changed.as_ref().and_then(|changed| changed.try_recv().ok());
+            if let (Some(health), Some(document)) = (&mut health, document) {
+                let (flows, rules) = (document.specs.len(), document.rules.len());
+                if health.replace(&mut balancer, document) {
+                    self.tell_rules(flows, rules)?;
+                }
+            }
 
     /// Has a flow leave, if it is one of a service.
     fn obey(&self, balancer: &mut Balancer, begun: &Begun) -> Result<bool, Failure> {
@@ -560,6 +594,15 @@ impl Run {
         let (line, text) = match event {
             Event::Dead(neighbour) => (Line::Dead { neighbour }, "is dead: its beats are missing"),
             Event::Alive(neighbour) => (Line::Alive { neighbour }, "lives"),
+    fn tell_rules(&self, flows: usize, rules: usize) -> Result<(), Failure> {
+        match self.form.json {
+            true => print_json_line(&Line::Rules { flows, rules }),
+            false => print(&format!(
+                "the changed file is in force: {flows} flows, {rules} rules\n"
+            )),
+        }
+    }
+
             Event::Unreachable(neighbour) => (
                 Line::Unreachable { neighbour },
                 "cannot be reached: see `ip route get` and `ip neigh`",

@@ -1,7 +1,9 @@
 //! `takt health`: files of specifications and rules.
 
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -88,6 +90,8 @@ fn factor(text: &str) -> Result<f64, String> {
 
 /// Flows of which it is said why nothing was learned.
 const REASONS: usize = 10;
+/// Time between two looks at a file of rules.
+const LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Serialize)]
 struct Checked {
@@ -97,8 +101,7 @@ struct Checked {
     findings: Vec<Finding>,
 }
 
-/// Reads a file.
-pub fn read(path: &Path) -> Result<Document, Failure> {
+fn read_text(path: &Path) -> Result<String, Failure> {
     let name = path.display();
     let cannot = |error: std::io::Error| Failure::Schedule(unreadable(path.display(), &error));
     let length = std::fs::metadata(path).map_err(cannot)?.len();
@@ -107,47 +110,79 @@ pub fn read(path: &Path) -> Result<Document, Failure> {
             "{name}: {length} bytes; at most {MAX_LENGTH} are read"
         )));
     }
-    let text = std::fs::read_to_string(path).map_err(cannot)?;
-    Document::read(&text).map_err(|error| Failure::Schedule(format!("{name}: {error}")))
+    std::fs::read_to_string(path).map_err(cannot)
 }
 
-/// A file that may change meanwhile.
+fn document(path: &Path, text: &str) -> Result<Document, Failure> {
+    let name = path.display();
+    Document::read(text).map_err(|error| Failure::Schedule(format!("{name}: {error}")))
+}
+
+/// What a file says, if it contradicts nothing.
+fn sound(path: &Path, text: &str) -> Result<Document, Failure> {
+    let document = document(path, text)?;
+    let findings = rule::check(&document);
+    match findings.iter().find(|f| f.severity == Severity::Error) {
+        None => Ok(document),
+        Some(error) => Err(Failure::Schedule(format!(
+            "{name}: {error}; `takt health check {name}` tells all",
+            name = path.display()
+        ))),
+    }
+}
+
+/// A file that is in force, and may change meanwhile.
 pub struct Watched {
-    path: Option<PathBuf>,
-    last: Option<SystemTime>,
+    path: PathBuf,
+    /// The text, or why it cannot be read.
+    last: Result<String, String>,
 }
 
 impl Watched {
-    /// From now on.
-    pub fn new(path: Option<PathBuf>) -> Self {
-        let last = path.as_deref().and_then(modified);
-        Self { path, last }
+    /// What the file says now, and what becomes of it.
+    pub fn open(path: &Path) -> Result<(Document, Self), Failure> {
+        let text = read_text(path)?;
+        let document = sound(path, &text)?;
+        let (path, last) = (path.to_owned(), Ok(text));
+        Ok((document, Self { path, last }))
     }
 
     /// What the file says now, if it changed and is good; what is wrong is told.
     pub fn changed(&mut self) -> Option<Document> {
-        let path = self.path.as_deref()?;
-        let now = modified(path);
-        if now.is_none() || now == self.last {
+        // A file that is being replaced may be gone for a moment.
+        if !self.path.exists() {
+            return None;
+        }
+        let now = read_text(&self.path).map_err(|failure| failure.to_string());
+        if now == self.last {
             return None;
         }
         self.last = now;
-        let document = read(path)
+        let text = self.last.as_ref().map_err(Clone::clone);
+        let document =
+            text.and_then(|text| sound(&self.path, text).map_err(|failure| failure.to_string()));
+        document
             .inspect_err(|failure| eprintln!("takt: {failure}; the rules before stay"))
-            .ok()?;
-        if let Some(error) = rule::check(&document)
-            .into_iter()
-            .find(|f| f.severity == Severity::Error)
-        {
-            eprintln!("takt: {}: {error}; the rules before stay", path.display());
-            return None;
-        }
-        Some(document)
+            .ok()
     }
-}
 
-fn modified(path: &Path) -> Option<SystemTime> {
-    std::fs::metadata(path).ok()?.modified().ok()
+    /// Looks every now and then, in a thread of its own: whoever takes the changed documents waits for no file.
+    pub fn follow(mut self) -> Result<Receiver<Document>, Failure> {
+        let (to, documents) = channel();
+        let look = move || {
+            loop {
+                thread::sleep(LOOK);
+                if let Some(document) = self.changed()
+                    && to.send(document).is_err()
+                {
+                    return;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("rules".into()).spawn(look);
+        thread.map_err(Failure::io("start a thread"))?;
+        Ok(documents)
+    }
 }
 
 impl Health {
@@ -161,7 +196,7 @@ impl Health {
 
 impl Check {
     fn run(&self) -> Result<(), Failure> {
-        let document = read(&self.file)?;
+        let document = document(&self.file, &read_text(&self.file)?)?;
         let findings = rule::check(&document);
         let count = |severity| findings.iter().filter(|f| f.severity == severity).count();
         let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
