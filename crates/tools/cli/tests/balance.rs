@@ -797,6 +797,117 @@ fn changed_rules_are_in_force_without_a_new_start_and_faulty_ones_change_nothing
     running.end();
 }
 
+/// Takes all turns that a processor has for programs without a priority, until it is dropped.
+struct Busy(Arc<AtomicBool>);
+
+impl Busy {
+    fn on(core: usize) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stops = Arc::clone(&stop);
+        std::thread::spawn(move || {
+            let mut only = rustix::thread::CpuSet::new();
+            only.set(core);
+            rustix::thread::sched_setaffinity(None, &only).expect("the processor");
+            let this = Some(rustix::thread::gettid());
+            rustix::process::setpriority_process(this, -10).expect("root");
+            while !stops.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        Self(stop)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_flow_that_would_be_late_leaves_a_core_that_is_not_overloaded() {
+    let site = Site::new();
+    let directory = Directory::new();
+    let (client, others) = (site.client_socket(), site.client_socket());
+    let address = site.client().address();
+    let flow_of = |socket: &UdpSocket| {
+        let port = socket.local_addr().expect("bound").port();
+        format!("udp {address}:{port} > {SERVICE}")
+    };
+    let flow = flow_of(&client);
+    let limit = format!(
+        "[[flow]]\nname = \"control\"\nmatch = \"{flow}\"\nstamp = \"ptp@0\"\nmax-delay = \"1ms\"\n"
+    );
+    let rules = directory.write("rules.toml", limit);
+    // A queue holds less than what overloads.
+    let running = site.balance(&[
+        "--rules",
+        &rules,
+        "--cores",
+        "0,1",
+        "--queue",
+        "256",
+        "--overload",
+        "16384",
+    ]);
+    let inside = site.balancer().enter().expect("the host");
+    let service = UdpSocket::bind(SERVICE).expect("the service's address");
+    drop(inside);
+    let status = |flow: &str| -> Value {
+        let program = takt(&[]);
+        let mut status = site
+            .balancer()
+            .command(program.get_program())
+            .expect("the host");
+        status.args(["balance", "status", "-i", "eth0", "--json", "--flow", flow]);
+        serde_json::from_slice(&status.output().expect("takt starts").stdout).expect("JSON")
+    };
+    let bundle = |flow: &str| status(flow)["bundle"].as_u64().expect("a number") as u32;
+    let look = site.look();
+    let [of_flow, of_others] = [flow, flow_of(&others)].map(|flow| bundle(&flow));
+    for bundle in [of_flow, of_others] {
+        look.assign(bundle, Some(Target::Core(0))).expect("there");
+    }
+    let send = || {
+        let now = takt_clock::Clock::now(&takt_clock::SystemTai).as_nanos();
+        let mut bytes = [0; 10];
+        bytes[2..6].copy_from_slice(&((now / 1_000_000_000) as u32).to_be_bytes());
+        bytes[6..].copy_from_slice(&((now % 1_000_000_000) as u32).to_be_bytes());
+        client.send_to(&bytes, SERVICE).expect("sent");
+        std::thread::sleep(PAUSE);
+        let status = look.status().expect("status");
+        assert!(status.cores[0].waiting <= 256);
+        status
+            .cores
+            .iter()
+            .map(|core| core.packets)
+            .collect::<Vec<_>>()
+    };
+    send();
+    assert_eq!(send()[1], 0);
+    // Those of others stay.
+    if of_flow != of_others {
+        look.assign(of_flow, None).expect("there");
+    }
+    let _busy = Busy::on(0);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let _ = others.send_to(&[0; 20], SERVICE);
+            }
+        });
+        let left = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            until_true("the flow is on the other core", || send()[1] > 0);
+        }));
+        stop.store(true, Ordering::Relaxed);
+        left.unwrap_or_else(|why| std::panic::resume_unwind(why));
+    });
+    drop(service);
+    let end = running.end();
+    assert!(end["moves_to_cores"].as_u64() > Some(0), "{end}");
+}
+
 #[test]
 fn a_rule_of_a_monitor_elsewhere_has_a_flow_leave_if_it_has_the_key() {
     let site = Site::new();
