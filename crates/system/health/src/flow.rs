@@ -861,6 +861,8 @@ impl Flow {
             Kpi::Packets => Some(f64::from(self.last_window.packets)),
             Kpi::Size => Some(f64::from(self.last_size)),
             Kpi::Level => Some(f64::from(self.level() as u8)),
+            // Of who watches, not of a flow.
+            Kpi::Backlog | Kpi::Dropped => None,
         }
     }
 

@@ -48,13 +48,17 @@ pub enum Kpi {
     Packets,
     /// Bytes of the last packet.
     Size,
+    /// How far behind the packets that came is who watches them.
+    Backlog,
+    /// Packets that came faster than they were watched, in the same windows.
+    Dropped,
     /// The warning level.
     Level,
 }
 
 impl Kpi {
     /// All, in the order of the reference.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Delay,
         Self::Jitter,
         Self::Deviation,
@@ -69,6 +73,8 @@ impl Kpi {
         Self::Rate,
         Self::Packets,
         Self::Size,
+        Self::Backlog,
+        Self::Dropped,
         Self::Level,
     ];
 
@@ -89,6 +95,8 @@ impl Kpi {
             Self::Rate => "rate",
             Self::Packets => "packets",
             Self::Size => "size",
+            Self::Backlog => "backlog",
+            Self::Dropped => "dropped",
             Self::Level => "level",
         }
     }
@@ -97,6 +105,7 @@ impl Kpi {
     pub fn unit(self) -> Option<Unit> {
         Some(match self {
             Self::Delay | Self::Jitter | Self::Deviation | Self::Gap | Self::Silence => Unit::Time,
+            Self::Backlog => Unit::Time,
             Self::Loss => Unit::Ratio,
             Self::Rate => Unit::Rate,
             Self::Size => Unit::Size,

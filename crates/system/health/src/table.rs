@@ -159,6 +159,26 @@ pub struct Seen {
     pub mirror: bool,
 }
 
+/// What an observer tells of itself.
+#[derive(Clone, Copy, Debug)]
+struct Own {
+    backlog_ns: i64,
+    /// All that was dropped, when the present window began, and in the one before.
+    dropped: u64,
+    dropped_at_start: u64,
+    dropped_before: u64,
+    start_ns: i64,
+}
+
+impl Own {
+    fn value(&self, kpi: Kpi) -> f64 {
+        match kpi {
+            Kpi::Backlog => self.backlog_ns as f64,
+            _ => (self.dropped - self.dropped_at_start + self.dropped_before) as f64,
+        }
+    }
+}
+
 /// The flows of one observer.
 #[derive(Debug)]
 pub struct Table {
@@ -183,6 +203,8 @@ pub struct Table {
     latest_ns: i64,
     /// Until when packets may have come unseen.
     unseen_ns: i64,
+    /// Of files there is none.
+    own: Option<Own>,
 }
 
 /// A rule over all flows.
@@ -234,7 +256,30 @@ impl Table {
             rule_counts: vec![RuleCount::default(); rules],
             latest_ns: i64::MIN,
             unseen_ns: i64::MIN,
+            own: None,
         }
+    }
+
+    /// How far behind the packets that came whoever fills this table is now, and how many it has not got so far: figures of rules.
+    pub fn note_own(&mut self, now_ns: i64, backlog_ns: i64, dropped: u64) {
+        let own = self.own.get_or_insert(Own {
+            backlog_ns,
+            dropped,
+            dropped_at_start: 0,
+            dropped_before: 0,
+            start_ns: now_ns,
+        });
+        let passed = now_ns.saturating_sub(own.start_ns) / self.config.window_ns;
+        // Also where the clock went back.
+        if passed != 0 {
+            own.dropped_before = match passed {
+                1 => own.dropped - own.dropped_at_start,
+                _ => 0,
+            };
+            (own.dropped_at_start, own.start_ns) = (own.dropped, now_ns);
+        }
+        own.backlog_ns = backlog_ns;
+        own.dropped = own.dropped.max(dropped);
     }
 
     /// Packets up to this instant may have come and not been handed over, as when a socket had no room. What is missing of flows across it is
@@ -615,6 +660,7 @@ impl Table {
             };
             let value = |kpi| match (kpi, flow.value(kpi, now_ns, self.config.window_ns)) {
                 (Kpi::Silence, Some(silence)) => Some(silence.min(seen_ns as f64)),
+                (Kpi::Backlog | Kpi::Dropped, _) => self.own.map(|own| own.value(kpi)),
                 (_, value) => value,
             };
             if let Some(begins) = state.step(rule, now_ns, &value) {
@@ -757,6 +803,7 @@ impl Table {
         self.spec_flows.fill(0);
         (self.hand, self.swept, self.histograms) = (0, 0, 0);
         (self.latest_ns, self.unseen_ns) = (i64::MIN, i64::MIN);
+        self.own = None;
     }
 
     /// How many flows are at each level: green, yellow, red.

@@ -1060,3 +1060,43 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn rules_go_by_what_who_watches_has_not_got_and_how_far_behind_it_is() {
+    let document = r#"
+[[rule]]
+name = "behind"
+when = "backlog > 100ms"
+hold = "0ms"
+do = ["event"]
+
+[[rule]]
+name = "dropped"
+when = "dropped > 5"
+hold = "0ms"
+do = ["event"]
+"#;
+    let document = Document::read(document).expect("a document");
+    let window = Config::default().window_ns;
+    let mut table = Table::new(Config::default(), document);
+    let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+    let mut begun = |own: Option<(i64, u64)>, now_ns: i64| {
+        if let Some((backlog_ns, dropped)) = own {
+            table.note_own(now_ns, backlog_ns, dropped);
+        }
+        take(&mut table, now_ns, &packet);
+        let rules = table.rules();
+        rules.map(|(_, count)| count.active).collect::<Vec<_>>()
+    };
+    // Of a file nobody tells.
+    assert_eq!(begun(None, START), [0, 0]);
+    assert_eq!(begun(Some((100_000_000, 5)), START), [0, 0]);
+    assert_eq!(begun(Some((100_000_001, 6)), START + 1), [1, 1]);
+    // In the window after it still counts, in the next one no more.
+    assert_eq!(begun(Some((0, 6)), START + window), [0, 1]);
+    assert_eq!(begun(Some((0, 6)), START + 2 * window), [0, 0]);
+    assert_eq!(begun(Some((0, 11)), START + 2 * window + 1), [0, 0]);
+    assert_eq!(begun(Some((0, 12)), START + 3 * window), [0, 1]);
+    // After a long time none.
+    assert_eq!(begun(Some((0, 12)), START + 9 * window), [0, 0]);
+}

@@ -317,12 +317,14 @@ impl Health {
         let (table, limits) = (&mut self.table, &mut self.limits);
         let services = &self.services;
         let service_ns = balancer.service_ns();
+        let mut last_ns = None;
         let take = |meta: &Meta, bytes: &[u8], drops: u32| {
             let now_ns = match meta.utc_ns {
                 0 => tai::utc_now(),
                 utc_ns => utc_ns,
             };
             let now_ns = now_ns.saturating_add(offset);
+            last_ns = Some(now_ns);
             // What had no room here was not lost on its way.
             if drops > 0 {
                 table.note_unseen(now_ns);
@@ -383,6 +385,8 @@ impl Health {
             self.unwatched += u64::from(drops);
             self.table.note_unseen(now_ns);
         }
+        let backlog_ns = last_ns.map_or(0, |last| (now_ns - last).max(0));
+        self.table.note_own(now_ns, backlog_ns, self.unwatched);
         self.table.sweep(now_ns, SWEEP);
         if !(0..FORGOTTEN_NS).contains(&(now_ns - self.limits_looked_at_ns)) {
             self.limits_looked_at_ns = now_ns;
@@ -567,10 +571,6 @@ impl Run {
             for event in balancer.tick()? {
                 self.tell(event)?;
             }
-            next = Instant::now() + self.tick;
-        }
-        self.end(&balancer, health.map(|health| health.unwatched), control)
-    }
             let document = changed.as_ref().and_then(|changed| changed.try_recv().ok());
             if let (Some(health), Some(document)) = (&mut health, document) {
                 let (flows, rules) = (document.specs.len(), document.rules.len());
@@ -578,6 +578,10 @@ impl Run {
                     self.tell_rules(flows, rules)?;
                 }
             }
+            next = Instant::now() + self.tick;
+        }
+        self.end(&balancer, health.map(|health| health.unwatched), control)
+    }
 
     /// Has a flow leave, if it is one of a service.
     fn obey(&self, balancer: &mut Balancer, begun: &Begun) -> Result<bool, Failure> {
@@ -590,10 +594,6 @@ impl Run {
         Ok(true)
     }
 
-    fn tell(&self, event: Event) -> Result<(), Failure> {
-        let (line, text) = match event {
-            Event::Dead(neighbour) => (Line::Dead { neighbour }, "is dead: its beats are missing"),
-            Event::Alive(neighbour) => (Line::Alive { neighbour }, "lives"),
     fn tell_rules(&self, flows: usize, rules: usize) -> Result<(), Failure> {
         match self.form.json {
             true => print_json_line(&Line::Rules { flows, rules }),
@@ -603,6 +603,10 @@ impl Run {
         }
     }
 
+    fn tell(&self, event: Event) -> Result<(), Failure> {
+        let (line, text) = match event {
+            Event::Dead(neighbour) => (Line::Dead { neighbour }, "is dead: its beats are missing"),
+            Event::Alive(neighbour) => (Line::Alive { neighbour }, "lives"),
             Event::Unreachable(neighbour) => (
                 Line::Unreachable { neighbour },
                 "cannot be reached: see `ip route get` and `ip neigh`",

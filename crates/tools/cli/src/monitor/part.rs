@@ -391,7 +391,10 @@ impl Part {
     /// Notes when the last packet came of those that were taken now, TAI, if any was.
     fn took_until(&mut self, last_ns: Option<i64>, outlets: &Outlets) {
         let now_ns = self.now();
-        self.backlog_ns = Some(last_ns.map_or(0, |last| (now_ns - last).max(0)));
+        let backlog_ns = last_ns.map_or(0, |last| (now_ns - last).max(0));
+        self.backlog_ns = Some(backlog_ns);
+        let dropped = self.dropped.unwrap_or(0);
+        self.table.note_own(now_ns, backlog_ns, dropped);
         self.look(now_ns, outlets);
     }
 
