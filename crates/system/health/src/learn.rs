@@ -1,10 +1,12 @@
 //! A specification learned from a stretch that was good, for people to confirm.
 //!
-//! What is proposed is what was seen plus a margin, rounded to what people write. Nothing is put in force.
+//! What is proposed is what was seen plus a margin, rounded to what people write. Nothing is put in force. How late beats come, and how many
+//! are missing, is only known once their period is: flows that carry no send times and numbers are watched twice, the
+//! second time by [`periods`].
 
 use crate::flow::Flow;
 use crate::pattern::Pattern;
-use crate::spec::Spec;
+use crate::spec::{Document, MAX_ENTRIES, Spec};
 use crate::stamp::Stamp;
 
 /// What was learned of a flow, with what it rests on.
@@ -18,6 +20,23 @@ pub struct Proposal {
 
 /// The fewest bursts or packets that something is learned from.
 pub const FEWEST: u64 = 20;
+/// Clocks differ by as much (IEEE 802.3: 100 ppm), and what a flow's envelope follows is twice that.
+const SURE: f64 = 100e-6;
+
+/// What flows are to be watched by once more: the periods, of those that have one.
+pub fn periods<'a>(flows: impl Iterator<Item = &'a Flow>) -> Document {
+    let proposals = flows.filter_map(|flow| propose(flow, "period".into(), 1.0).ok());
+    let specs = proposals.filter(|proposal| proposal.spec.period_ns.is_some());
+    let specs = specs.map(|Proposal { spec, .. }| Spec {
+        period_ns: spec.period_ns,
+        max_burst: spec.max_burst,
+        ..Spec::new(spec.name, spec.pattern)
+    });
+    Document {
+        specs: specs.take(MAX_ENTRIES).collect(),
+        rules: Vec::new(),
+    }
+}
 
 /// Proposes what a flow is to keep to; `factor` (at least 1) is how far limits are from what was seen.
 ///
@@ -49,6 +68,8 @@ pub fn propose(flow: &Flow, name: String, factor: f64) -> Result<Proposal, Strin
     let is_periodic = beats >= FEWEST
         && (distance.max - distance.min) as f64 <= mean
         && distance.max as f64 <= mean * 1.75;
+    // The mean is wrong by no more than what the first and the last beat were late.
+    let is_sure = (distance.max - distance.min) as f64 <= mean * beats as f64 * SURE;
     let no_period = format!("no period: {apart}; was one missing, or late?");
     if is_periodic {
         let period = nice(mean);
@@ -63,11 +84,22 @@ pub fn propose(flow: &Flow, name: String, factor: f64) -> Result<Proposal, Strin
         spec.max_burst = Some(report.longest_burst);
         because.push(format!("bursts of up to {} packets", report.longest_burst));
     }
-    if let (Some(delay), true) = (&report.delay, flow.is_stamped())
-        && delay.max_ns > 0
-    {
-        spec.max_delay_ns = Some(limit(delay.max_ns as f64));
-        because.push(format!("delays up to {}", time(delay.max_ns as f64)));
+    match report.delay.map(|delay| delay.max_ns as f64) {
+        Some(most) if flow.is_stamped() && most > 0.0 => {
+            spec.max_delay_ns = Some(limit(most));
+            because.push(format!("delays up to {}", time(most)));
+        }
+        Some(_) if !flow.is_stamped() && is_periodic && !is_sure => {
+            because.push("the period is not sure within 100 ppm, so how late beats may be is not said: take a longer stretch".into());
+        }
+        Some(most) if !flow.is_stamped() && is_periodic => {
+            spec.max_delay_ns = Some(limit(most.max(1000.0)));
+            because.push(format!(
+                "beats up to {} later than the earliest",
+                time(most)
+            ));
+        }
+        _ => {}
     }
     if let Some(jitter) = report.max_jitter_ns {
         spec.max_jitter_ns = Some(limit(jitter.max(1000.0)));
@@ -83,6 +115,10 @@ pub fn propose(flow: &Flow, name: String, factor: f64) -> Result<Proposal, Strin
             0 => format!("{lost} of {all} packets lost"),
             late => format!("{lost} of {all} packets lost, and {late} late"),
         });
+    } else if let (Some(missing), true) = (report.missing, is_periodic) {
+        let all = missing + beats;
+        spec.max_loss = Some((missing as f64 / all as f64 * factor * 1e4).ceil() / 1e4);
+        because.push(format!("{missing} of {all} beats missing"));
     }
     if flow.is_rtp() {
         spec.stamp = Stamp::Rtp;
@@ -100,7 +136,7 @@ pub fn propose(flow: &Flow, name: String, factor: f64) -> Result<Proposal, Strin
 
 /// The period that was probably meant: the roundest one, or a whole frequency, within 100 ppm of what was seen.
 fn nice(nanos: f64) -> f64 {
-    let near = |meant: &f64| (meant - nanos).abs() <= nanos * 100e-6;
+    let near = |meant: &f64| (meant - nanos).abs() <= nanos * SURE;
     for digits in 1..6 {
         let step = 10_f64.powi(nanos.log10().floor() as i32 + 1 - digits);
         let rounded = (nanos / step).round() * step;

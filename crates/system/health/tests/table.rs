@@ -5,10 +5,11 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 use takt_health::flow::Flow;
 use takt_health::key::Way;
+use takt_health::learn;
 use takt_health::level::Level;
 use takt_health::packet::LinkType;
 use takt_health::rule::Kpi;
-use takt_health::spec::Document;
+use takt_health::spec::{Document, Spec};
 use takt_health::table::{Config, Table, What};
 use takt_time::TrafficClass;
 use takt_wire::channel::{DatagramCursor, Kind, Protection, RecordHeader};
@@ -1099,4 +1100,72 @@ do = ["event"]
     assert_eq!(begun(Some((0, 12)), START + 3 * window), [0, 1]);
     // After a long time none.
     assert_eq!(begun(Some((0, 12)), START + 9 * window), [0, 0]);
+}
+
+const BEATS: i64 = 2000;
+
+/// Beats every 10 ms, each as late as is told; `None`: it is missing.
+fn beats(table: &mut Table, late_ns: impl Fn(i64) -> Option<i64>) {
+    let packet = udp([10, 0, 0, 1], [4000, 5004], &[0; 100]);
+    for beat in 0..=BEATS {
+        if let Some(late_ns) = late_ns(beat) {
+            take(table, START + beat * 10 * MS + late_ns, &packet);
+        }
+    }
+}
+
+#[test]
+fn of_plain_periodic_flows_lateness_and_missing_beats_are_learned_at_the_second_look() {
+    // Later and later, and on time again: each beat is next to its neighbours.
+    let good = |beat: i64| Some(beat % 5 * MS / 10);
+    let mut first = table("");
+    beats(&mut first, good);
+    let proposal = learn::propose(only(&first), "a".into(), 2.0).expect("it has a period");
+    assert_eq!(proposal.spec.max_delay_ns, None);
+    assert_eq!(proposal.spec.max_loss, None);
+    let mut second = Table::new(Config::default(), learn::periods(first.flows().iter()));
+    beats(&mut second, good);
+    let proposal = learn::propose(only(&second), "a".into(), 2.0).expect("it has a period");
+    let spec = proposal.spec.clone();
+    assert_eq!(spec.period_ns, Some(10 * MS));
+    // The earliest beats are followed as if the sender's clock were slow: a bit less than twice 400 us.
+    assert_eq!(spec.max_delay_ns, Some(79 * MS / 100), "{proposal:?}");
+    assert_eq!(spec.max_loss, Some(0.0), "{proposal:?}");
+    let said = proposal.because.join("; ");
+    assert!(
+        said.contains("beats up to 394us later than the earliest")
+            && said.contains("0 of 2001 beats missing"),
+        "{said}"
+    );
+    // Of few beats the period is not known well enough: what is not the sender's clock would be lateness in the end.
+    let few = |beat: i64| good(beat).filter(|_| beat <= 100);
+    let mut table = Table::new(Config::default(), learn::periods(first.flows().iter()));
+    beats(&mut table, few);
+    let proposal = learn::propose(only(&table), "a".into(), 2.0).expect("it has a period");
+    assert_eq!(proposal.spec.max_delay_ns, None);
+    assert!(
+        proposal.because.join("; ").contains("longer stretch"),
+        "{proposal:?}"
+    );
+    // What it says, judged by itself.
+    let judged = |late_ns: &dyn Fn(i64) -> Option<i64>| {
+        let without = |spec: &Spec| Spec {
+            tolerance_ns: None,
+            max_jitter_ns: None,
+            ..spec.clone()
+        };
+        let document = Document {
+            specs: vec![without(&spec)],
+            rules: Vec::new(),
+        };
+        let mut table = Table::new(Config::default(), document);
+        beats(&mut table, late_ns);
+        only(&table).report(None).worst_level
+    };
+    assert_eq!(judged(&good), Level::Green);
+    assert_eq!(
+        judged(&|beat| Some(beat.clamp(50, 62) * MS / 10)),
+        Level::Red
+    );
+    assert_eq!(judged(&|beat| (beat != 70).then_some(0)), Level::Red);
 }

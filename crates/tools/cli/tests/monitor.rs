@@ -501,7 +501,11 @@ fn what_was_learned_holds_for_the_stretch_that_it_was_learned_from() {
     );
     let text = std::fs::read_to_string(&learned).expect("the proposal");
     assert!(
-        text.contains("period = \"16666667ns\"") && text.contains("# seen: 60 beats"),
+        text.contains("period = \"16666667ns\"")
+            && text.contains("# seen: 60 beats")
+            && text.contains("0 of 60 beats missing")
+            && text.contains("max-delay = ")
+            && text.contains("max-loss = \"0%\""),
         "{text}"
     );
     let ran = run(&["health", "check", &learned]);
@@ -550,10 +554,6 @@ fn rules_are_explained_and_contradictions_are_errors() {
     );
 }
 
-/// On loopback: what is sent there is seen, and served as metrics.
-#[test]
-fn an_interface_is_watched_live() {
-    let receiver = UdpSocket::bind("127.0.0.1:0").expect("a socket");
 #[test]
 fn rules_that_contradict_are_refused_at_the_start() {
     let directory = Directory::new();
@@ -644,6 +644,10 @@ fn changed_rules_are_in_force_and_faulty_ones_change_nothing() {
     assert_eq!(monitor.end().code, Some(0));
 }
 
+/// On loopback: what is sent there is seen, and served as metrics.
+#[test]
+fn an_interface_is_watched_live() {
+    let receiver = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let port = receiver.local_addr().expect("an address").port();
     let sender = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let wanted = format!(":{port}");

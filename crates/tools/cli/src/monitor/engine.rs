@@ -369,6 +369,15 @@ impl Engine {
         Ok(())
     }
 
+    /// [`finish`](Self::finish), and fails if anything did.
+    pub fn finish_well(&mut self) -> Result<(), Failure> {
+        self.finish()?;
+        match self.trouble() {
+            Some(trouble) => Err(Failure::Other(trouble.to_owned())),
+            None => Ok(()),
+        }
+    }
+
     /// Places of all flows, the worst first.
     pub fn order(&self) -> Vec<Place> {
         let parts = self.parts.iter().enumerate();

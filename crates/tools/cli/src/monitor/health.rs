@@ -56,7 +56,9 @@ struct Check {
 }
 
 const LEARN_HELP: &str = "\
-The proposal says what it rests on. Nothing is in force until you give the file to `takt monitor
+The proposal says what it rests on. Of flows that carry no send times and numbers, how late beats may be and how many may be
+missing is learned once their period is known: with -r by reading the file again (not of standard input), else in the second half of the
+time of --for. Nothing is in force until you give the file to `takt monitor
 --rules`: read it, and change what was seen by chance.
 
 Examples:
@@ -88,10 +90,10 @@ fn factor(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Flows of which it is said why nothing was learned.
-const REASONS: usize = 10;
 /// Time between two looks at a file of rules.
 const LOOK: Duration = Duration::from_secs(1);
+/// Flows of which it is said why nothing was learned.
+const REASONS: usize = 10;
 
 #[derive(Serialize)]
 struct Checked {
@@ -248,15 +250,29 @@ impl Learn {
         }
         let mut engine = Engine::new(&self.source, &self.observe, Document::default())?;
         let stop = super::stop_on_signals()?;
-        let begin = Instant::now();
-        while !stop.load(Ordering::Relaxed)
-            && self.source.lasts.is_none_or(|time| begin.elapsed() < time)
-            && engine.step()?
-        {}
-        engine.finish()?;
-        if let Some(trouble) = engine.trouble() {
-            return Err(Failure::Other(trouble.to_owned()));
+        let watch = |engine: &mut Engine, time: Option<Duration>| {
+            let begin = Instant::now();
+            while !stop.load(Ordering::Relaxed)
+                && time.is_none_or(|time| begin.elapsed() < time)
+                && engine.step()?
+            {}
+            Ok::<(), Failure>(())
+        };
+        let half = self.source.lasts.map(|time| time / 2);
+        watch(&mut engine, half)?;
+        engine.finish_well()?;
+        let periods = learn::periods(engine.flows());
+        if !periods.specs.is_empty() {
+            // How late beats come is known by their period: the file again, or the other half of the time.
+            match &self.source.read {
+                Some(path) if path != Path::new("-") => {
+                    engine = Engine::new(&self.source, &self.observe, periods)?;
+                }
+                _ => engine.replace(&periods),
+            }
         }
+        watch(&mut engine, half)?;
+        engine.finish_well()?;
         let mut text = String::new();
         let mut names = 0;
         let mut reasons = Vec::new();
