@@ -76,11 +76,9 @@ func (w *World) planSchedules(p *Plan, specs map[string]*network.TaktNodeSpec) {
 				taken[name+" "+of.Spec.Datapath] = of
 			}
 		}
-		// One that is not accepted any more keeps what it had; so does one that is not in force as it is written now, on nodes that it
-		// selects no more, too.
-		changing := len(r.selected) > 0 && (r.status.State != network.Installed || r.status.ObservedGeneration != of.Generation)
+		// One that is not accepted any more keeps what it had.
 		for name := range members {
-			if had := r.had(name); (r.reason != "" || changing) && had != nil && had.Reverted() != nil && had.Reverted().UID == of.UID {
+			if had := r.had(name); r.reason != "" && had != nil && had.Reverted() != nil {
 				taken[name+" "+of.Spec.Datapath] = of
 			}
 		}

@@ -446,45 +446,74 @@ func TestAScheduleThatIsNoLongerAcceptedKeepsItsLinks(t *testing.T) {
 	}
 }
 
+// selecting selects nodes by their names.
+func selecting(names ...string) *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "name", Operator: "In", Values: names}}}
+}
+
 // An edit that selects fewer nodes opens no gates before it is taken, and none at all when it is refused.
 func TestANodeThatIsNoLongerSelectedKeepsWhatItHadUntilTheOthersHaveTakenTheChange(t *testing.T) {
-	for _, age := range []time.Duration{-time.Hour, time.Hour} {
-		w := worldOf("node-1", "node-2", "node-3")
-		a, b := scheduleOf("a", 0, ""), scheduleOf("b", age, "node-3")
-		a.Spec.NodeSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "name", Operator: "In", Values: []string{"node-1", "node-2"}}}}
-		w.Schedules = []*network.GateSchedule{a, b}
-		all := []string{"node-1", "node-2", "node-3"}
-		for range 3 {
-			w.round(network.Running, all...)
+	w := worldOf("node-1", "node-2")
+	a := scheduleOf("a", 0, "")
+	a.Spec.NodeSelector = selecting("node-1", "node-2")
+	w.Schedules = []*network.GateSchedule{a}
+	all := []string{"node-1", "node-2"}
+	for range 3 {
+		w.round(network.Running, all...)
+	}
+	begins := w.Members[1].Spec.Schedules[0].BeginsNanoseconds
+	kept := func(when string) {
+		t.Helper()
+		if got := w.Members[1].Spec.Schedules; len(got) != 1 || got[0].Name != "a" || got[0].Generation != 1 || got[0].BeginsNanoseconds != begins || !got[0].Committed {
+			t.Errorf("%s: node-2 is assigned %+v", when, got)
 		}
-		begins := w.Members[1].Spec.Schedules[0].BeginsNanoseconds
-		kept := func(when string) {
-			t.Helper()
-			if got := w.Members[1].Spec.Schedules; len(got) != 1 || got[0].Name != "a" || got[0].Generation != 1 || got[0].BeginsNanoseconds != begins || !got[0].Committed {
-				t.Errorf("age %v, %s: node-2 is assigned %+v", age, when, got)
+	}
+	a.Spec.NodeSelector, a.Generation = selecting("node-1"), 2
+	for range 2 {
+		w.round(network.Pending)
+		kept("while the others are asked")
+	}
+	for range 3 {
+		w.round(network.Refused, "node-1")
+		kept("when one has refused")
+	}
+	if !is(a.Status.Conditions, network.InForce, false, network.RolledBack, "node node-1 refuses") {
+		t.Errorf("it is %+v", a.Status.Conditions)
+	}
+	a.Generation = 3
+	for range 4 {
+		w.round(network.Running, all...)
+	}
+	if !slices.Equal(w.has("node-1"), []string{"a on udp"}) || w.has("node-2") != nil || !is(a.Status.Conditions, network.InForce, true, network.Installed, "on 1 nodes") {
+		t.Errorf("node-1 has %v, node-2 has %v, it is %+v", w.has("node-1"), w.has("node-2"), a.Status.Conditions)
+	}
+}
+
+// Two that are to have each other's nodes get them, and what is taken back comes back.
+func TestSchedulesMayExchangeNodes(t *testing.T) {
+	for _, age := range []time.Duration{-time.Hour, time.Hour} {
+		w := worldOf("node-1", "node-2")
+		a, b := scheduleOf("a", 0, "node-1"), scheduleOf("b", age, "node-2")
+		w.Schedules = []*network.GateSchedule{a, b}
+		all := []string{"node-1", "node-2"}
+		exchange := func(generation int64, ofA, ofB, state string) {
+			a.Spec.NodeSelector, b.Spec.NodeSelector = selecting(ofA), selecting(ofB)
+			a.Generation, b.Generation = generation, generation
+			for range 8 {
+				w.round(state, all...)
+				if len(w.has("node-1")) != 1 || len(w.has("node-2")) != 1 {
+					t.Fatalf("age %v: node-1 has %v, node-2 has %v", age, w.has("node-1"), w.has("node-2"))
+				}
 			}
 		}
-		a.Spec.NodeSelector, a.Generation = &metav1.LabelSelector{MatchLabels: map[string]string{"name": "node-1"}}, 2
-		// Nor is that another's chance.
-		b.Spec.NodeSelector.MatchLabels, b.Generation = nil, 2
-		b.Spec.NodeSelector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "name", Operator: "In", Values: []string{"node-2", "node-3"}}}
-		for range 2 {
-			w.round(network.Pending)
-			kept("while the others are asked")
+		exchange(1, "node-1", "node-2", network.Running)
+		exchange(2, "node-2", "node-1", network.Refused)
+		if !slices.Equal(w.has("node-1"), []string{"a on udp"}) || !slices.Equal(w.has("node-2"), []string{"b on udp"}) {
+			t.Errorf("age %v: after it was refused node-1 has %v, node-2 has %v", age, w.has("node-1"), w.has("node-2"))
 		}
-		for range 3 {
-			w.round(network.Refused, "node-1")
-			kept("when one has refused")
-		}
-		if !is(a.Status.Conditions, network.InForce, false, network.RolledBack, "node node-1 refuses") || !is(b.Status.Conditions, network.Accepted, false, "ScheduleConflict", "node node-2 has GateSchedule a") {
-			t.Errorf("age %v: a is %+v, b is %+v", age, a.Status.Conditions, b.Status.Conditions)
-		}
-		a.Generation = 3
-		for range 6 {
-			w.round(network.Running, all...)
-		}
-		if !slices.Equal(w.has("node-1"), []string{"a on udp"}) || !slices.Equal(w.has("node-2"), []string{"b on udp"}) || !is(a.Status.Conditions, network.InForce, true, network.Installed, "on 1 nodes") {
-			t.Errorf("age %v: node-1 has %v, node-2 has %v, a is %+v", age, w.has("node-1"), w.has("node-2"), a.Status.Conditions)
+		exchange(3, "node-2", "node-1", network.Running)
+		if !slices.Equal(w.has("node-1"), []string{"b on udp"}) || !slices.Equal(w.has("node-2"), []string{"a on udp"}) {
+			t.Errorf("age %v: node-1 has %v, node-2 has %v", age, w.has("node-1"), w.has("node-2"))
 		}
 	}
 }
