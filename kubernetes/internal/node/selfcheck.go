@@ -352,8 +352,8 @@ func (n *Node) beyond(domain rootDomain) (int64, error) {
 }
 
 // unknown is what the kernel has admitted beyond what claims hold and its own servers have. Those it may count or not: Linux 6.12
-// forgets them for every root domain that stays when another one changes, and Linux 7.2 counts that for sched_ext only while a
-// scheduler of that kind runs. So nothing is unknown between what claims hold, and that with all of them.
+// forgets them for every root domain that stays when another one changes, and Linux 7.2 counts that for sched_ext only while
+// a scheduler of that kind runs. So nothing is unknown between what claims hold, and that with all of them.
 func unknown(admitted, held, servers int64) int64 {
 	switch rest := admitted - held; {
 	case rest > servers:

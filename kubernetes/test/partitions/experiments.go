@@ -241,6 +241,11 @@ func bound() {
 		text, err := os.ReadFile(file)
 		fmt.Printf("experiment:    %s: %s %v\n", file, strings.TrimSpace(string(text)), err)
 	}
+	admits()
+}
+
+// admits is how much the kernel admits on a core that is apart.
+func admits() {
 	group("one")
 	if err := errors.Join(write("one/cpuset.cpus", "3"), write("one/cpuset.cpus.partition", "root")); err != nil {
 		say("   a partition of CPU 3", err)
@@ -264,6 +269,7 @@ func bound() {
 		least = ppm
 	}
 	fmt.Printf("experiment:    the kernel admits %d ppm of a core, of which it counts %s in all\n", least, counted(3))
+	sched.Drop(a) // what the kernel subtracts after the partition is given up it subtracts in vain
 	end(a)
 	say("   given up", write("one/cpuset.cpus.partition", "member"))
 	ungroup("one")

@@ -97,6 +97,7 @@ func main() {
 	remote()
 	recount()
 	bound()
+	servers()
 	fmt.Println("experiment: done")
 }
 
