@@ -162,6 +162,15 @@ func TestCoresThatNobodyReservesAreCountedAnew(t *testing.T) {
 	if err := unix.SchedSetaffinity(pinned.cmd.Process.Pid, func() *unix.CPUSet { var set unix.CPUSet; set.Set(last); return &set }()); err != nil {
 		t.Fatal(err)
 	}
+	// A container has that CPU for itself, as the static CPU manager gives it.
+	slice := filepath.Join(dir, "takt-test-slice")
+	if err := os.Mkdir(slice, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(slice) })
+	write(t, slice, map[string]string{"cgroup.subtree_control": "+cpuset"})
+	static := beginIn(t, filepath.Join(slice, "static"))
+	write(t, static.cgroup, map[string]string{"cpuset.cpus": strconv.Itoa(last)})
 	lose(t, p.cmd.Process.Pid)
 	before := counted(t, 0)
 	err = RecountIdle("/", all)
@@ -175,7 +184,7 @@ func TestCoresThatNobodyReservesAreCountedAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	untilCounted(t, 0, 0)
-	for tid, want := range map[int][]int{p.cmd.Process.Pid: all, pinned.cmd.Process.Pid: {last}} {
+	for tid, want := range map[int][]int{p.cmd.Process.Pid: all, pinned.cmd.Process.Pid: {last}, static.cmd.Process.Pid: {last}} {
 		if got := allowed(t, tid); !slices.Equal(got, want) {
 			t.Errorf("thread %d may run on CPUs %v, not %v", tid, got, want)
 		}
@@ -183,6 +192,12 @@ func TestCoresThatNobodyReservesAreCountedAnew(t *testing.T) {
 	left := filepath.Join(dir, recountCgroup)
 	if exists(left) {
 		t.Error("the partition is left")
+	}
+	// Where another cgroup at the top has the CPU alone, the kernel decides; nothing may be left in any case.
+	write(t, slice, map[string]string{"cpuset.cpus": strconv.Itoa(last)})
+	t.Logf("beside a cgroup that has the CPU alone: %v", RecountIdle("/", all))
+	if got, err := topology.RootDomain("/"); exists(left) || err != nil || !slices.Equal(got, all) || !slices.Equal(allowed(t, static.cmd.Process.Pid), []int{last}) {
+		t.Errorf("after that the root domain has CPUs %v, %v, the container %v", got, err, allowed(t, static.cmd.Process.Pid))
 	}
 	// An agent was killed half-way.
 	if err := os.Mkdir(left, 0o755); err != nil {
