@@ -4,8 +4,8 @@
 //! hardware address, and asks that of those whose address has not been confirmed for long, as the kernel does of
 //! those that it sends to (RFC 4861, section 7.3).
 //!
-//! One for the process, started with the first source. Sends that it cannot serve in time, because it cannot run or
-//! their socket is of another network, ask for themselves.
+//! One for the process, started with the first source, and in a forked child with its own. Sends that it cannot serve in time,
+//! because it cannot run or their socket is of another network namespace, ask for themselves.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;

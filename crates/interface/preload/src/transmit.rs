@@ -475,6 +475,8 @@ fn source_of<'a>(
         if now >= *retry_at {
             *source = Source::open(inside);
             *retry_at = now + runtime::RETRY;
+            // In a forked child there is none yet.
+            follower::start();
         }
     }
     source.as_ref().ok_or(Obstacle::Unserved(Reason::Runtime))

@@ -186,6 +186,7 @@ fn what_waits_for_a_next_hop_is_sent_or_counted_however_its_socket_ends() {
         "_exit",
         "exec",
         "failing exec",
+        "child",
     ];
     let mut site = Site::without_daemon();
     site.start_daemon_without_addresses();

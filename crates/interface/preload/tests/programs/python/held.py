@@ -1,6 +1,7 @@
 """Datagrams that wait for a next hop (`held.py ADDRESS WAY`). WAY is how the socket ends that has them, or `stamp`: then they are
 told of by a wait that has begun while all of them waited. With `dup` and `stays`, the descriptor that was used last is closed, and the
-socket is open by another one until the program ends, or for ever. With `no program`, it stays open, and what is to be executed is none."""
+socket is open by another one until the program ends, or for ever. With `no program`, it stays open, and what is to be executed is none.
+With `child`, a forked child has made them, by a socket of its parent's."""
 
 import ctypes
 import errno
@@ -23,6 +24,10 @@ made.setsockopt(socket.SOL_SOCKET, SO_TXTIME, struct.pack("iI", CLOCK_TAI, 0))
 if way == "stamp":
     # Which datagrams are stamped, each says itself.
     made.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, struct.pack("I", SOFTWARE | TSONLY))
+if way == "child":
+    child = os.fork()
+    if child:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 later = way in ["stays", "no program"]
 launch = time.clock_gettime_ns(CLOCK_TAI) + (10_000_000_000 if later else 600_000_000)
 latest = made.dup() if way in ["dup", "stays"] else made
@@ -74,4 +79,4 @@ elif way == "_exit":
     sys.stdout.flush()
     os._exit(0)
 else:
-    assert way == "exit", way
+    assert way in ["exit", "child"], way
