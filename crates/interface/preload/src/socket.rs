@@ -99,6 +99,8 @@ pub struct Socket {
     descriptors: AtomicU32,
     /// Nobody's and empty.
     free: AtomicBool,
+    /// Its number in the kernel; 0: not known yet.
+    cookie: AtomicU64,
     /// The kernel is to be asked before the next use.
     stale: AtomicBool,
     /// Changes when the kernel has to be asked again.
@@ -179,6 +181,7 @@ impl Socket {
         let socket: &'static Self = Box::leak(Box::new(Self {
             descriptors: AtomicU32::new(1),
             free: AtomicBool::new(false),
+            cookie: AtomicU64::new(0),
             stale: AtomicBool::new(true),
             version: AtomicU32::new(0),
             clock: AtomicI32::new(-1),
@@ -231,6 +234,7 @@ impl Socket {
             self.numbering.store(false, Ordering::Relaxed);
             transmit::count_held(state);
             self.set_holding(false);
+            self.cookie.store(0, Ordering::Relaxed);
             *self.watched.lock(inside) = Watched::default();
             drop(self.news.take());
         });
@@ -443,6 +447,7 @@ impl Socket {
         if options.numbers() && !numbered {
             state.reports.restart_numbers();
         }
+        self.cookie.store(options.cookie, Ordering::Relaxed);
         state.options = Some(options.clone());
         state.asked_at = at;
         true
@@ -505,6 +510,25 @@ pub enum NotAdopted {
     NoRuntime,
 }
 
+/// The accelerated socket that a descriptor leads to, also if it has become one by another descriptor.
+pub fn of(fd: c_int, inside: &Inside) -> Option<&'static Socket> {
+    table::lookup(fd).or_else(|| join(fd, inside))
+}
+
+/// Notes that a descriptor leads to an accelerated socket, if one has its number in the kernel.
+fn join(fd: c_int, inside: &Inside) -> Option<&'static Socket> {
+    let cookie = kernel::option::<u64>(fd, libc::SOL_SOCKET, libc::SO_COOKIE).ok()?;
+    let is_it = |socket: &Socket| socket.cookie.load(Ordering::Relaxed) == cookie;
+    let socket = all().find(|socket| is_it(socket) && socket.retain())?;
+    // It may have been given up meanwhile, and be another one.
+    if !is_it(socket) || !table::insert(fd, socket) {
+        socket.release();
+        return None;
+    }
+    crate::epoll::forget_all(inside);
+    Some(socket)
+}
+
 /// Makes a descriptor an accelerated socket, if it is one of those that we take and has a clock for
 /// transmission times; opens the way to the runtime, so that the first datagram need not wait for that.
 ///
@@ -524,6 +548,7 @@ pub fn adopt(fd: c_int, times: Option<SockTxtime>, inside: &Inside) -> Result<()
         return Err(NotAdopted::Unfit);
     }
     crate::epoll::forget_all(inside);
+    table::forget_all_known();
     let mut state = socket.current(fd, inside).ok_or(NotAdopted::Unfit)?;
     state.source = Source::open(inside);
     follower::start();

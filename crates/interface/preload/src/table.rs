@@ -171,6 +171,15 @@ pub fn set_known(fd: c_int) {
     }
 }
 
+/// Any descriptor may lead to a socket that has become an accelerated one.
+pub fn forget_all_known() {
+    for word in &KNOWN {
+        if word.load(Ordering::Relaxed) != 0 {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
 #[inline]
 fn forget_known(fd: c_int) {
     let number = fd as usize;

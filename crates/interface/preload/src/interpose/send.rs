@@ -182,11 +182,11 @@ fn discover(fd: c_int) -> Option<&'static Socket> {
         return None;
     }
     process::inside(|inside| {
-        let adopted = match socket::has_transmission_times(fd) {
+        let adopted = || match socket::has_transmission_times(fd) {
             true => socket::adopt(fd, None, inside).is_ok(),
             false => grid::is_on() && socket::adopt_for_grid(fd, inside),
         };
-        if !adopted {
+        if socket::of(fd, inside).is_none() && !adopted() {
             table::set_known(fd);
         }
     })?;

@@ -140,7 +140,7 @@ fn accelerate(fd: c_int) -> c_int {
         return 0;
     }
     let adopted = process::inside(|inside| {
-        match table::lookup(fd) {
+        match socket::of(fd, inside) {
             // Set once more, perhaps to another clock, which the kernel knows by itself.
             Some(socket) => {
                 socket.set_times(None);
@@ -173,7 +173,7 @@ fn require(fd: c_int, value: *const c_void, length: socklen_t) -> Result<(), c_i
         if times.flags & !abi::TXTIME_FLAGS != 0 || Clock::new(times.clockid).is_none() {
             return Err(libc::EINVAL);
         }
-        if let Some(socket) = table::lookup(fd) {
+        if let Some(socket) = socket::of(fd, inside) {
             socket.set_times(Some(times));
             socket.set_stale();
             drop(socket.current(fd, inside));
@@ -212,7 +212,7 @@ fn without_privilege(fd: c_int, value: *const c_void) -> c_int {
         if !kernel::set_transmission_times(fd, &in_kernel) {
             return None;
         }
-        if let Some(socket) = table::lookup(fd) {
+        if let Some(socket) = socket::of(fd, inside) {
             socket.set_times(Some(wanted));
             socket.set_stale();
             drop(socket.current(fd, inside));

@@ -96,12 +96,12 @@ fn descriptors_of_programs_of_musl_are_followed_to_their_children() {
     let listener = Listener::new(site.there());
     let address = site.addresses()[0].to_string();
     let running = Running::start(command(&site, musl_program("descriptors")).arg(address));
-    for _ in 0..13 {
+    for _ in 0..16 {
         listener.next_in_time();
     }
     let (_, err) = running.end();
     assert_eq!(err, "");
-    assert_eq!(site.sent(), 13);
+    assert_eq!(site.sent(), 16);
 }
 
 #[test]

@@ -140,12 +140,12 @@ fn clocks_need_no_capability_where_the_runtime_serves_the_socket() {
     let before = site.sent();
     let address = site.addresses()[0].to_string();
     let running = Running::start(unprivileged(&site, program("descriptors")).arg(address));
-    for _ in 0..13 {
+    for _ in 0..16 {
         listener.next_in_time();
     }
     let (_, err) = running.end();
     assert_eq!(err, "");
-    assert_eq!(site.sent() - before, 13);
+    assert_eq!(site.sent() - before, 16);
 }
 
 #[test]

@@ -31,6 +31,16 @@ static void copies(void)
 	must_send_at(200, &to, soon(), "dup2");
 	must_send_at(201, &to, soon(), "dup3");
 
+	/* It has times by a copy, after it was sent from. */
+	int original = socket(to.family, SOCK_DGRAM, 0), copy = dup(original);
+	must_be_the_kernels(original);
+	set_txtime(copy, CLOCK_TAI, 0);
+	must_send_at(original, &to, soon(), "original");
+	must_send_at(copy, &to, soon(), "copy");
+	close(copy);
+	must_send_at(original, &to, soon(), "original alone");
+	close(original);
+
 	/* A number that comes to mean something else. */
 	int plain = socket(to.family, SOCK_DGRAM, 0);
 	CHECK(dup2(plain, 200) == 200);
