@@ -145,7 +145,12 @@ pub fn duplicate(old: c_int, new: c_int) {
     match lookup(old) {
         Some(socket) if socket.retain() => {
             // Inside, because the table may have to grow.
-            if process::inside(|_| insert(new, socket)) != Some(true) {
+            let inserted = process::inside(|inside| {
+                // What was watched by this number may have been another socket's.
+                crate::epoll::forget_all(inside);
+                insert(new, socket)
+            });
+            if inserted != Some(true) {
                 socket.release();
             }
         }

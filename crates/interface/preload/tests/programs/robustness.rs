@@ -226,6 +226,14 @@ fn what_an_epoll_descriptor_watches_with_the_same_data_is_not_mistaken_for_each_
 }
 
 #[test]
+fn an_epoll_descriptor_tells_nothing_of_a_socket_that_has_the_number_of_one_that_it_watched() {
+    let site = Site::new();
+    let address = site.addresses()[0].to_string();
+    let output = site.command(program("renumbered")).arg(address).output();
+    assert_eq!(ended_well(output), ("nothing\n".into(), String::new()));
+}
+
+#[test]
 fn threads_that_wait_already_are_told_of_what_becomes_ready_by_the_sends_of_others() {
     let site = Site::new();
     let address = site.addresses()[0].to_string();
