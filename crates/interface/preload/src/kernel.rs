@@ -319,6 +319,16 @@ pub fn pause(nanoseconds: i64) -> bool {
     unsafe { libc::nanosleep(&time, std::ptr::null_mut()) != 0 }
 }
 
+/// The same with these signals blocked, as waits take them; null: with those that are.
+pub fn pause_with(nanoseconds: i64, mask: *const libc::sigset_t) -> bool {
+    let time = libc::timespec {
+        tv_sec: nanoseconds / 1_000_000_000,
+        tv_nsec: nanoseconds % 1_000_000_000,
+    };
+    // SAFETY: no descriptors, a time that is readable, and the program's mask, which the kernel has read before.
+    unsafe { real::ppoll(std::ptr::null_mut(), 0, &time, mask) != 0 }
+}
+
 /// The monotonic clock, in nanoseconds.
 pub fn monotonic() -> i64 {
     clock(libc::CLOCK_MONOTONIC)

@@ -114,9 +114,10 @@ pub fn room(fd: c_int, inside: &Inside) -> Room {
 }
 
 /// Waits in slices. `wait` is the kernel's wait for as long as it is told, `find` adds what is ours to what the
-/// kernel has found.
+/// kernel has found. Signals are delivered by `mask`.
 fn in_slices(
     deadline: Deadline,
+    mask: *const sigset_t,
     wait: impl Fn(&timespec) -> c_int,
     find: impl Fn(c_int) -> c_int,
 ) -> c_int {
@@ -136,7 +137,7 @@ fn in_slices(
         }
         let next = deadline.slice();
         // What the kernel says at once, and is not so, it says again at once.
-        if ready > 0 && kernel::pause(nanoseconds(&next.0)) {
+        if ready > 0 && kernel::pause_with(nanoseconds(&next.0), mask) {
             process::set_errno(libc::EINTR);
             return -1;
         }
@@ -201,7 +202,7 @@ pub unsafe fn poll(
         });
         found.unwrap_or(ready)
     };
-    Some(in_slices(deadline(), wait, find))
+    Some(in_slices(deadline(), mask, wait, find))
 }
 
 /// What is needed while the kernel waits. It is not dropped by itself: a thread that is cancelled there is
@@ -368,7 +369,7 @@ pub unsafe fn select(
         });
         found.unwrap_or(ready)
     };
-    let ready = (!telling.is_empty()).then(|| in_slices(deadline(), wait, find));
+    let ready = (!telling.is_empty()).then(|| in_slices(deadline(), mask, wait, find));
     prepared.drop();
     ready
 }
@@ -385,7 +386,8 @@ fn is_readable(set: *const fd_set, fds: usize) -> bool {
     })
 }
 
-/// `epoll_wait` and its kin: `whole` is the program's own call, `wait` the same for so many nanoseconds or without end.
+/// `epoll_wait` and its kin: `whole` is the program's own call, `wait` the same for so many nanoseconds or without end. Both
+/// have the program's `mask`.
 ///
 /// A socket may come to have something to tell while a thread waits in the kernel: then that thread is woken, and looks
 /// from then on.
@@ -397,6 +399,7 @@ pub unsafe fn epoll(
     events: *mut libc::epoll_event,
     count: c_int,
     deadline: Deadline,
+    mask: *const sigset_t,
     whole: impl Fn() -> c_int,
     wait: impl Fn(Option<i64>) -> c_int,
 ) -> c_int {
@@ -445,7 +448,7 @@ pub unsafe fn epoll(
         }
         // What the kernel says at once, and is not so, it says again at once. And a bell is left to whom it is for.
         let pauses = looks && told > 0 || heard.passed_on;
-        if pauses && kernel::pause(slice_of(deadline.left(), false)) {
+        if pauses && kernel::pause_with(slice_of(deadline.left(), false), mask) {
             process::set_errno(libc::EINTR);
             break -1;
         }
@@ -498,17 +501,22 @@ mod tests {
             rounds.set(rounds.get() + 1);
             0
         };
-        let found = in_slices(Deadline::after(None), count, |_| {
+        let found = in_slices(Deadline::after(None), ptr::null(), count, |_| {
             c_int::from(rounds.get() == 5)
         });
         assert_eq!((found, rounds.get()), (1, 5));
-        let none = in_slices(Deadline::after(Some(0)), count, |ready| ready);
+        let none = in_slices(Deadline::after(Some(0)), ptr::null(), count, |ready| ready);
         assert_eq!(
             (none, rounds.get()),
             (0, 6),
             "one look, as the kernel takes"
         );
-        let broken = in_slices(Deadline::after(None), |_| -1, |_| unreachable!());
+        let broken = in_slices(
+            Deadline::after(None),
+            ptr::null(),
+            |_| -1,
+            |_| unreachable!(),
+        );
         assert_eq!(broken, -1);
     }
 

@@ -237,7 +237,7 @@ pub unsafe extern "C-unwind" fn epoll_wait(
     let wait = |time| unsafe { epoll_for(epoll, events, count, time, ptr::null()) };
     let deadline = Deadline::after_milliseconds(timeout);
     // SAFETY: the program's call.
-    unsafe { readiness::epoll(epoll, events, count, deadline, whole, wait) }
+    unsafe { readiness::epoll(epoll, events, count, deadline, ptr::null(), whole, wait) }
 }
 
 /// `epoll_pwait(2)`.
@@ -258,7 +258,7 @@ pub unsafe extern "C-unwind" fn epoll_pwait(
     let wait = |time| unsafe { epoll_for(epoll, events, count, time, mask) };
     let deadline = Deadline::after_milliseconds(timeout);
     // SAFETY: the program's call.
-    unsafe { readiness::epoll(epoll, events, count, deadline, whole, wait) }
+    unsafe { readiness::epoll(epoll, events, count, deadline, mask, whole, wait) }
 }
 
 /// `epoll_pwait2(2)`.
@@ -283,7 +283,7 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
     };
     let deadline = Deadline::after(time);
     // SAFETY: the program's call.
-    unsafe { readiness::epoll(epoll, events, count, deadline, whole, wait) }
+    unsafe { readiness::epoll(epoll, events, count, deadline, mask, whole, wait) }
 }
 
 /// `epoll_ctl(2)`: what is watched of accelerated sockets is noted.

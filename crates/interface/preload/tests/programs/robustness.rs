@@ -234,6 +234,14 @@ fn an_epoll_descriptor_tells_nothing_of_a_socket_that_has_the_number_of_one_that
 }
 
 #[test]
+fn signals_that_a_wait_s_mask_lets_through_end_it_though_the_kernel_has_something_to_say() {
+    let site = Site::new();
+    let address = site.addresses()[0].to_string();
+    let output = site.command(program("masked")).arg(address).output();
+    assert_eq!(ended_well(output), ("interrupted\n".into(), String::new()));
+}
+
+#[test]
 fn threads_that_wait_already_are_told_of_what_becomes_ready_by_the_sends_of_others() {
     let site = Site::new();
     let address = site.addresses()[0].to_string();
