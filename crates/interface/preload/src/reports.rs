@@ -340,9 +340,8 @@ impl Reports {
         number
     }
 
-    /// The kernel has sent a datagram and given it a number of its own.
-    pub fn numbered_by_kernel(&mut self) {
-        let number = self.next_number();
+    /// The kernel has sent a datagram with this number and given it one of its own.
+    pub fn numbered_by_kernel(&mut self, number: u32) {
         if self.numbers.is_empty() {
             self.numbers = (0..NUMBERS as u32).collect();
         }
@@ -548,7 +547,8 @@ mod tests {
             let mut expected = Vec::new();
             for (number, by_kernel) in by_kernel.into_iter().enumerate() {
                 if by_kernel {
-                    reports.numbered_by_kernel();
+                    let counted = reports.next_number();
+                    reports.numbered_by_kernel(counted);
                     expected.push(number as u32);
                 } else {
                     prop_assert_eq!(reports.next_number(), number as u32);

@@ -625,11 +625,14 @@ pub fn hand_over_held(socket: &Socket, fd: c_int, state: &mut State, inside: &In
 }
 
 /// Has the kernel send what has waited, as it was handed over; false: it has an error for it.
-fn send_by_kernel(socket: &Socket, fd: c_int, state: &State, waiting: &mut Waiting) -> bool {
-    let options = state.options.as_ref();
-    let Some(Kind::Udp { six }) = options.map(|options| options.kind) else {
+fn send_by_kernel(socket: &Socket, fd: c_int, state: &mut State, waiting: &mut Waiting) -> bool {
+    let Some(options) = &state.options else {
         return false;
     };
+    let Kind::Udp { six } = options.kind else {
+        return false;
+    };
+    let numbers = kernel_numbers(options, &waiting.control);
     if let Some(clock) = socket.times().and_then(|times| Clock::new(times.clockid)) {
         by_monotonic(clock, &mut waiting.control);
     }
@@ -648,7 +651,20 @@ fn send_by_kernel(socket: &Socket, fd: c_int, state: &State, waiting: &mut Waiti
     header.msg_controllen = waiting.control.len() as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: all that it names is there for the call.
-    unsafe { real::sendmsg(fd, &header, flags) >= 0 }
+    let sent = unsafe { real::sendmsg(fd, &header, flags) >= 0 };
+    if let (true, Some(number)) = (sent && numbers, waiting.request.control.number) {
+        state.reports.numbered_by_kernel(number);
+    }
+    sent
+}
+
+/// Whether the kernel gives a message with these control messages a number of its own: one that is to be stamped, and has none.
+fn kernel_numbers(options: &Options, control: &[u8]) -> bool {
+    let Ok(control) = Control::parse(options.kind, control) else {
+        return false;
+    };
+    let stamps = control.timestamping.unwrap_or(options.timestamping);
+    options.numbers() && stamps & timestamping::TX_RECORD != 0 && control.number.is_none()
 }
 
 /// Counts a message that has waited for nothing, and tells of it whoever wants to hear of that.
@@ -1085,13 +1101,19 @@ fn link_plan(
     Ok((plan, (interface, destination), header))
 }
 
-/// The kernel has sent a datagram of a socket whose datagrams it numbers.
-pub fn sent_by_kernel(socket: &'static Socket, fd: c_int) {
+/// The kernel has sent a datagram of a socket whose datagrams it numbers; null: one without control messages.
+pub fn sent_by_kernel(socket: &'static Socket, fd: c_int, message: *const msghdr) {
     process::inside(|inside| {
         let mut state = socket.current(fd, inside)?;
-        let stamps = state.options.as_ref()?.timestamping & timestamping::TX_RECORD;
-        if stamps != 0 {
-            state.reports.numbered_by_kernel();
+        let mut control = Vec::new();
+        if !message.is_null() {
+            let header = memory::read(message).ok()?;
+            control.resize(abi::control_length(&header), 0);
+            memory::read_bytes(&mut control, header.msg_control).ok()?;
+        }
+        if kernel_numbers(state.options.as_ref()?, &control) {
+            let number = state.reports.next_number();
+            state.reports.numbered_by_kernel(number);
         }
         Some(())
     });

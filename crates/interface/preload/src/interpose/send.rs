@@ -17,15 +17,20 @@ use crate::transmit::{self, Fate};
 /// The kernel sends at most so many messages in one call.
 const MOST_MESSAGES: c_uint = 1024;
 
-/// A send by the kernel of what has no transmission time.
+/// A send by the kernel of what has no control messages.
 #[inline]
 fn plain(fd: c_int, send: impl FnOnce() -> ssize_t) -> ssize_t {
-    let result = send();
+    sent(fd, send(), std::ptr::null())
+}
+
+/// What the kernel's send of a message has returned; null: of one without control messages.
+#[inline]
+fn sent(fd: c_int, result: ssize_t, message: *const msghdr) -> ssize_t {
     if result >= 0
         && let Some(socket) = table::lookup(fd)
         && socket.is_numbering()
     {
-        transmit::sent_by_kernel(socket, fd);
+        transmit::sent_by_kernel(socket, fd, message);
     }
     result
 }
@@ -235,10 +240,11 @@ pub unsafe extern "C-unwind" fn sendmsg(
     if let Some(socket) = table::lookup(fd)
         && let Some(result) = transmit::send_by_monotonic(socket, fd, message, flags)
     {
-        return plain(fd, || result);
+        return sent(fd, result, message);
     }
     // SAFETY: the program's call.
-    plain(fd, || unsafe { real::sendmsg(fd, message, flags) })
+    let result = unsafe { real::sendmsg(fd, message, flags) };
+    sent(fd, result, message)
 }
 
 /// `sendmmsg(2)`: as `sendmsg` for each message.

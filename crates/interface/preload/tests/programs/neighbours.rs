@@ -256,6 +256,20 @@ fn what_waits_for_a_next_hop_is_not_given_up_for_a_program_that_is_none() {
 }
 
 #[test]
+fn stamps_of_what_waited_and_was_the_kernel_s_then_have_the_numbers_that_the_program_counts() {
+    let site = Site::routed();
+    let mut command = site.command("python3");
+    command
+        .arg(script("numbered.py"))
+        .arg(absent_beside(&site.here().address().to_string()))
+        .arg(site.lab.host(0).address().to_string());
+    let mut flush = site.here().command("ip").expect("the lab is up");
+    ended_well(flush.args(["neigh", "flush", "all"]).output());
+    let (out, err) = ended_well(command.output());
+    assert_eq!(out, "1 2 3\n", "{err}");
+}
+
+#[test]
 fn what_waits_for_a_next_hop_goes_there_though_its_socket_is_connected_elsewhere() {
     let mut site = Site::without_daemon();
     site.start_daemon_without_addresses();

@@ -234,6 +234,38 @@ static void stamp_of_one(void)
 	close(fd);
 }
 
+/* Numbers of stamps that messages ask for, also of those that the kernel sends. */
+static void numbers_of_some(void)
+{
+	int fd = timed_socket(to.family, CLOCK_TAI, 0);
+	set_stamps(fd, SOF_TIMESTAMPING_SOFTWARE | SOF_TIMESTAMPING_OPT_ID | SOF_TIMESTAMPING_OPT_TSONLY);
+	for (uint32_t number = 0; number < 6; number++) {
+		struct timed timed;
+		int64_t launch = number % 2 ? 0 : now_by(CLOCK_TAI) + 5 * MS;
+		fill_timed(&timed, &to, launch, launch, "some", 4);
+		union {
+			char bytes[CMSG_SPACE(8) + CMSG_SPACE(4)];
+			struct cmsghdr align;
+		} control = { 0 };
+		memcpy(control.bytes, timed.control.bytes, CMSG_SPACE(8));
+		timed.header.msg_control = control.bytes;
+		timed.header.msg_controllen = sizeof(control.bytes);
+		struct cmsghdr *second = CMSG_NXTHDR(&timed.header, CMSG_FIRSTHDR(&timed.header));
+		second->cmsg_level = SOL_SOCKET;
+		second->cmsg_type = SO_TIMESTAMPING;
+		second->cmsg_len = CMSG_LEN(4);
+		memcpy(CMSG_DATA(second), &(uint32_t){ SOF_TIMESTAMPING_TX_SOFTWARE }, 4);
+		CHECK(sendmsg(fd, &timed.header, 0) == 12);
+		struct told told;
+		await_error(fd);
+		CHECK(read_error(fd, &told));
+		CHECK(told.error.ee_origin == SO_EE_ORIGIN_TIMESTAMPING && told.error.ee_data == number);
+		/* Without a wish for it, it has no number. */
+		CHECK(sendto(fd, &launch, sizeof(launch), 0, (struct sockaddr *)&to.address, to.length) == 8);
+	}
+	close(fd);
+}
+
 /* Others among the descriptors, and entries that are none. */
 static void crowd(void)
 {
@@ -278,6 +310,7 @@ int main(int count, char **arguments)
 	stamps();
 	urgent();
 	stamp_of_one();
+	numbers_of_some();
 	crowd();
 	return 0;
 }
