@@ -89,9 +89,10 @@ impl Destinations {
         }
         let (way, neighbour) = match Netlink::open(fd) {
             Ok(mut netlink) => find(fd, options, source, &key, &mut netlink, &mut Answers::new())?,
-            Err(_) => (Way::Kernel(Reason::Route), None),
+            // This thread is in another network namespace. The socket's next sender need not be.
+            Err(_) => return Ok(Way::Kernel(Reason::Route)),
         };
-        let used = self.remember(key, way, now, now + believed(&way));
+        let used = self.remember(key, way, now, now + believed(&way, options.network));
         watched(key, used, now, is_unknown(&way));
         if let (true, Some((interface, address))) = (is_unknown(&way), neighbour) {
             kernel::ask_neighbour(interface, address);
@@ -105,17 +106,17 @@ pub fn is_unknown(way: &Way) -> bool {
     matches!(way, Way::Kernel(Reason::Neighbour))
 }
 
-/// For how long a way is good.
-pub fn believed(way: &Way) -> i64 {
+/// For how long a way is good, of a socket in this network namespace.
+pub fn believed(way: &Way, network: u64) -> i64 {
     match is_unknown(way) {
         true => UNRESOLVED,
-        false => believed_if_known(),
+        false => believed_if_known(network),
     }
 }
 
 /// For how long what is known of a next hop is good.
-pub fn believed_if_known() -> i64 {
-    match follower::is_running() {
+pub fn believed_if_known(network: u64) -> i64 {
+    match follower::follows(network) {
         true => BELIEVED,
         false => ALONE,
     }

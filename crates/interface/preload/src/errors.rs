@@ -263,6 +263,7 @@ mod tests {
     fn options(kind: Kind) -> Options {
         Options {
             cookie: 1,
+            network: 0,
             kind,
             clock: None,
             deadline: false,

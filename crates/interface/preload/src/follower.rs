@@ -12,7 +12,7 @@ use std::ffi::c_int;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use netlink_sys::{Socket as NetlinkSocket, SocketAddr};
 
@@ -42,6 +42,8 @@ const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400;
 
 /// It runs, in this process.
 static RUNNING: AtomicBool = AtomicBool::new(false);
+/// The number of the network namespace that it is in; 0: the kernel cannot say.
+static NETWORK: AtomicU64 = AtomicU64::new(0);
 /// Its own way to the runtime.
 static SOURCE: ForkLock<Option<Source>> = ForkLock::new(None);
 
@@ -60,11 +62,20 @@ pub fn is_running() -> bool {
     RUNNING.load(Ordering::Relaxed)
 }
 
+/// Whether it runs, and finds out where the packets of a socket go that is in the network namespace of this number.
+pub fn follows(network: u64) -> bool {
+    let own = NETWORK.load(Ordering::Relaxed);
+    is_running() && (own == network || own == 0 || network == 0)
+}
+
 /// Starts it, if it does not run.
 pub fn start() {
     if RUNNING.swap(true, Ordering::Relaxed) {
         return;
     }
+    // A thread begins in the network namespace of the one that starts it.
+    let network = Own::netlink().map_or(0, |socket| kernel::network(socket.as_raw_fd()));
+    NETWORK.store(network, Ordering::Relaxed);
     let started = kernel::without_signals(|| {
         std::thread::Builder::new()
             .name("takt-follower".into())

@@ -41,6 +41,11 @@ pub fn option<T: Plain>(fd: c_int, level: c_int, name: c_int) -> Result<T, c_int
     }
 }
 
+/// The number of the network namespace that a socket is in; 0: the kernel cannot say (before 5.14).
+pub fn network(fd: c_int) -> u64 {
+    option(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE).unwrap_or(0)
+}
+
 /// Whether sockets of this network namespace are members of a group on an interface. True where that cannot be
 /// found out.
 pub fn is_member(interface: u32, group: Ipv6Addr) -> bool {

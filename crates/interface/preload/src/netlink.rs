@@ -97,11 +97,9 @@ impl Netlink {
     /// The kernel's; [`io::ErrorKind::Unsupported`] when the calling thread is in another network.
     pub fn open(fd: c_int) -> io::Result<Self> {
         let mut socket = Own::netlink()?;
-        let network = |fd| kernel::option::<u64>(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE);
-        // A kernel that cannot say (before 5.14) leaves the usual case.
-        if let (Ok(theirs), Ok(ours)) = (network(fd), network(socket.as_raw_fd()))
-            && theirs != ours
-        {
+        let (theirs, ours) = (kernel::network(fd), kernel::network(socket.as_raw_fd()));
+        // A kernel that cannot say leaves the usual case.
+        if theirs != 0 && ours != 0 && theirs != ours {
             return Err(io::ErrorKind::Unsupported.into());
         }
         socket.bind_auto()?;

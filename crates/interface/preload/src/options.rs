@@ -16,6 +16,8 @@ use crate::multicast;
 pub struct Options {
     /// The socket's number in the kernel, never used again.
     pub cookie: u64,
+    /// The number of its network namespace; 0: the kernel cannot say.
+    pub network: u64,
     /// What it sends.
     pub kind: Kind,
     /// The clock of its transmission times; `None`: one that we do not take, or no such times.
@@ -114,6 +116,7 @@ impl Options {
         let stamps = socket(abi::SO_TIMESTAMPING_OLD).unwrap_or(0) as u32;
         let mut options = Self {
             cookie,
+            network: kernel::network(fd),
             kind,
             clock: Clock::new(txtime.clockid),
             deadline: txtime.flags & abi::TXTIME_DEADLINE != 0,

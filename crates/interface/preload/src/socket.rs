@@ -276,11 +276,11 @@ impl Socket {
             return;
         }
         for (key, way) in &news.ways {
-            let until = news.at + destination::believed(way);
+            let until = news.at + destination::believed(way, news.options.network);
             state.destinations.renew(key, *way, until);
         }
         for (station, found) in &news.stations {
-            let until = news.at + destination::believed_if_known();
+            let until = news.at + destination::believed_if_known(news.options.network);
             state.stations.renew(station, *found, until);
         }
     }

@@ -482,6 +482,11 @@ fn source_of<'a>(
     source.as_ref().ok_or(Obstacle::Unserved(Reason::Runtime))
 }
 
+/// Whether the follower finds out where a socket's packets go.
+fn is_followed(options: &Options) -> bool {
+    follower::follows(options.network)
+}
+
 /// One try to send, the way of the first one: whom the socket is connected to meanwhile, the message is not for.
 fn attempt(
     socket: &Socket,
@@ -522,7 +527,7 @@ fn attempt(
             Ok(())
         }
         (Err(Trouble::Obstacle(Obstacle::Unserved(Reason::Neighbour))), Some(key))
-            if follower::is_running() =>
+            if state.options.as_ref().is_some_and(is_followed) =>
         {
             hold(socket, state, message, key, request)
         }
@@ -781,7 +786,9 @@ fn hand_over(
     let plan = match content.to {
         To::Way(key) => {
             // What is found for the first time is followed from then on.
+            let followed = is_followed(options);
             let watch = |key, used, found, unknown| {
+                let unknown = unknown && followed;
                 // Before the follower finds it: then it waits for the lock that is held here, and hands over what is kept.
                 if unknown {
                     socket.set_holding(true);
@@ -821,7 +828,7 @@ fn hand_over(
                 Some(found) => found,
                 None => {
                     let found = destination::station(fd, source, key)?;
-                    let until = now + destination::believed_if_known();
+                    let until = now + destination::believed_if_known(options.network);
                     let used = state.stations.remember(key, found, now, until);
                     socket.watched(inside).station(key, used, now);
                     found

@@ -255,6 +255,37 @@ fn what_waits_for_a_next_hop_is_not_given_up_for_a_program_that_is_none() {
     is_sent_after("no program", "stays");
 }
 
+/// The thread that hands over what waits is in another network namespace than the socket.
+#[test]
+fn sockets_of_another_network_namespace_than_the_first_one_s_are_served_or_refused_at_once() {
+    let mut site = Site::without_daemon();
+    site.start_daemon_without_addresses();
+    let listener = Listener::new(site.there());
+    let address = site.addresses()[0].to_string();
+    // Begun on the node, with the container's socket of the runtime.
+    let mut command = site.lab.host(0).command("nsenter").expect("the lab is up");
+    let inside = site.command("python3");
+    for (name, value) in inside.get_envs() {
+        if let Some(value) = value {
+            command.env(name, value);
+        }
+    }
+    let namespace = format!("/run/netns/{}", site.here().namespace());
+    command
+        .args(["--preserve-credentials", "python3"])
+        .arg(script("elsewhere.py"))
+        .args([&namespace, &address])
+        .env("TAKT_PRELOAD", "required")
+        .stdin(Stdio::null());
+    let running = Running::start(&mut command);
+    for number in 0..3 {
+        let (text, _) = listener.next_in_time();
+        assert_eq!(text, format!("elsewhere {number}").as_bytes());
+    }
+    running.end();
+    assert_eq!(site.sent(), 3, "by the runtime");
+}
+
 #[test]
 fn stamps_of_what_waited_and_was_the_kernel_s_then_have_the_numbers_that_the_program_counts() {
     let site = Site::routed();
