@@ -2,7 +2,7 @@
 //!
 //! Called in `vfork` children too, on their parents' memory: no memory is allocated here, and nothing is locked.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::announce::{self, Mode};
@@ -255,13 +255,7 @@ fn look(path: &CStr) {
             b", which cannot be preloaded: its launch times are left to the kernel; `takt veth attach` on the node serves it\n"
         }
     };
-    let parts = [b"takt-preload: ", path.to_bytes(), what, then];
-    let parts = parts.map(|part: &[u8]| libc::iovec {
-        iov_base: part.as_ptr().cast_mut().cast::<c_void>(),
-        iov_len: part.len(),
-    });
-    // In one piece. SAFETY: the parts are there for the call.
-    unsafe { real::writev(libc::STDERR_FILENO, parts.as_ptr(), parts.len() as c_int) };
+    real::say_parts([b"takt-preload: ", path.to_bytes(), what, then]);
 }
 
 #[cfg(test)]

@@ -316,18 +316,31 @@ pub fn say(text: &str) {
     unsafe { write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
 }
 
-/// The name of a program, for messages.
-pub fn program() -> String {
+/// The same in one piece, where no memory may be allocated.
+pub fn say_parts<const N: usize>(parts: [&[u8]; N]) {
+    let parts = parts.map(|part| iovec {
+        iov_base: part.as_ptr().cast_mut().cast(),
+        iov_len: part.len(),
+    });
+    // SAFETY: the parts are there for the call.
+    unsafe { writev(libc::STDERR_FILENO, parts.as_ptr(), N as c_int) };
+}
+
+/// The name of this program.
+pub fn program_name() -> &'static CStr {
     unsafe extern "C" {
         static program_invocation_short_name: *const c_char;
     }
     // SAFETY: the C library's, set before any code of a program or library runs.
     let name = unsafe { program_invocation_short_name };
-    if name.is_null() {
-        return String::new();
+    match name.is_null() {
+        true => c"",
+        // SAFETY: a C string of the C library's, which stays.
+        false => unsafe { CStr::from_ptr(name) },
     }
-    // SAFETY: a C string, see above.
-    unsafe { CStr::from_ptr(name) }
-        .to_string_lossy()
-        .into_owned()
+}
+
+/// The same, for messages.
+pub fn program() -> String {
+    program_name().to_string_lossy().into_owned()
 }

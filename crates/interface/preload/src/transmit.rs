@@ -218,6 +218,11 @@ pub fn send(socket: &'static Socket, fd: c_int, message: *const msghdr, flags: c
 /// A message that nobody has taken: whether it is refused all the same, because it has a launch time that the
 /// kernel would not keep and the runtime is required. `None`: it is the kernel's.
 pub fn refuse(fd: c_int, message: *const msghdr) -> Option<c_int> {
+    let required = announce::mode() == Mode::Required;
+    let taken_by_runtime = crate::table::lookup(fd).is_some();
+    if !required && !taken_by_runtime {
+        return None;
+    }
     // Without the lock of a thread's own call, which may be what was interrupted: nothing is kept here.
     let header = memory::read(message).ok()?;
     let length = abi::control_length(&header);
@@ -225,26 +230,42 @@ pub fn refuse(fd: c_int, message: *const msghdr) -> Option<c_int> {
         return None;
     }
     if process::is_inside() || process::is_borrowed() {
-        // No memory may be allocated here; nearly every message of such places has a time or no control messages.
-        return Reason::Context.settle();
+        // No memory may be allocated here. What is longer has a time, as nearly all that have control messages here.
+        let mut bytes = [0; 512];
+        let timed = match bytes.get_mut(..length) {
+            Some(bytes) => {
+                memory::read_bytes(bytes, header.msg_control).ok()?;
+                names_time(bytes)
+            }
+            None => true,
+        };
+        return if timed {
+            Reason::Context.settle()
+        } else {
+            None
+        };
+    }
+    if !required {
+        return None;
     }
     process::inside(|_| {
         let mut bytes = vec![0; length];
         memory::read_bytes(&mut bytes, header.msg_control).ok()?;
-        let mut rest = bytes.as_slice();
-        let timed =
-            std::iter::from_fn(|| control::next(&mut rest)?.ok()).any(|(level, name, content)| {
-                (level, name) == (libc::SOL_SOCKET, libc::SCM_TXTIME) && content != [0; 8]
-            });
-        if !timed {
+        if !names_time(&bytes) {
             return None;
         }
-        let taken_by_runtime = crate::table::lookup(fd).is_some();
         match taken_by_runtime {
             true => Reason::Malformed.settle(),
             false => Reason::Kind.settle(),
         }
     })?
+}
+
+/// Whether control messages have a launch time.
+fn names_time(mut control: &[u8]) -> bool {
+    std::iter::from_fn(|| control::next(&mut control)?.ok()).any(|(level, name, content)| {
+        (level, name) == (libc::SOL_SOCKET, libc::SCM_TXTIME) && content != [0; 8]
+    })
 }
 
 /// Has the kernel send a message on a socket for whose clock it has the monotonic one: with the time by that. `None`:

@@ -129,24 +129,44 @@ impl Reason {
 
     /// Says why, once in the life of the process, with what `detail` knows more exactly.
     pub fn tell(self, detail: impl FnOnce() -> String) {
-        let bit = 1 << self as u32;
-        if TOLD.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-            let what = match announce::mode() {
-                Mode::Required => "datagrams with a launch time are refused",
-                Mode::Wanted | Mode::Off => {
-                    "datagrams with a launch time go the kernel's way, which sends them at once unless the interface \
-                     has an etf or fq qdisc"
-                }
-            };
-            announce::say(&format!("{what}: {}", detail()));
+        if self.is_news() {
+            announce::say(&format!("{}: {}", what(), detail()));
         }
+    }
+
+    /// The same where no memory may be allocated.
+    fn tell_anywhere(self) {
+        if self.is_news() {
+            let name = real::program_name().to_bytes();
+            let (what, why) = (what().as_bytes(), self.text().as_bytes());
+            real::say_parts([b"takt-preload: ", name, b": ", what, b": ", why, b"\n"]);
+        }
+    }
+
+    fn is_news(self) -> bool {
+        let bit = 1 << self as u32;
+        TOLD.fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 
     /// One datagram more. The errno that it is refused with; `None`: it is left to the kernel.
     pub fn settle(self) -> Option<c_int> {
-        self.tell(|| self.text().into());
+        match self {
+            Self::Context => self.tell_anywhere(),
+            _ => self.tell(|| self.text().into()),
+        }
         COUNTS[self as usize].fetch_add(1, Ordering::Relaxed);
         (announce::mode() == Mode::Required).then(|| self.errno())
+    }
+}
+
+/// What becomes of them.
+fn what() -> &'static str {
+    match announce::mode() {
+        Mode::Required => "datagrams with a launch time are refused",
+        Mode::Wanted | Mode::Off => {
+            "datagrams with a launch time go the kernel's way, which sends them at once unless the interface \
+             has an etf or fq qdisc"
+        }
     }
 }
 

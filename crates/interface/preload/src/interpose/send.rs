@@ -231,9 +231,7 @@ pub unsafe extern "C-unwind" fn sendmsg(
             return result;
         }
     }
-    if announce::mode() == Mode::Required
-        && let Some(errno) = transmit::refuse(fd, message)
-    {
+    if let Some(errno) = transmit::refuse(fd, message) {
         process::set_errno(errno);
         return -1;
     }

@@ -242,6 +242,25 @@ fn signals_that_a_wait_s_mask_lets_through_end_it_though_the_kernel_has_somethin
 }
 
 #[test]
+fn what_a_signal_handler_sends_within_another_send_is_told_of_or_refused() {
+    let site = Site::new();
+    let address = site.addresses()[0].to_string();
+    for (mode, said, fate) in [
+        ("on", "0\n", "kernel's way"),
+        ("required", "EAGAIN\n", "refused"),
+    ] {
+        let mut command = site.command(program("handler"));
+        command.arg(&address).env("TAKT_PRELOAD", mode);
+        let (out, err) = ended_well(command.output());
+        assert_eq!(out, said, "{mode}");
+        assert!(
+            err.contains(fate) && err.contains("signal handler"),
+            "{mode}: {err}"
+        );
+    }
+}
+
+#[test]
 fn threads_that_wait_already_are_told_of_what_becomes_ready_by_the_sends_of_others() {
     let site = Site::new();
     let address = site.addresses()[0].to_string();
