@@ -100,6 +100,10 @@ extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     let nothing = NOTHING.load(Ordering::Relaxed);
     descriptors::forget_all();
+    if nothing >= 0 {
+        // It is the child's as well, whose own children need it.
+        std::mem::forget(Registered::new(nothing));
+    }
     for slot in slots() {
         slot.disown(|descriptor| {
             // SAFETY: no pointers. The number stays taken, so whoever owns it can still close it.

@@ -261,6 +261,21 @@ fn what_a_signal_handler_sends_within_another_send_is_told_of_or_refused() {
 }
 
 #[test]
+fn a_grandchild_leaves_the_session_of_a_child_alone_that_has_closed_what_it_inherited() {
+    let site = Site::new();
+    let listener = Listener::new(site.there());
+    let address = site.addresses()[0].to_string();
+    let mut command = site.command(program("generations"));
+    let _running = Running::start(command.arg(address));
+    for text in [b"parent".as_slice(), b"child"] {
+        assert_eq!(listener.next_in_time().0, text);
+    }
+    until("the parent's session alone is left", || {
+        (site.sessions().len() == 1).then_some(())
+    });
+}
+
+#[test]
 fn threads_that_wait_already_are_told_of_what_becomes_ready_by_the_sends_of_others() {
     let site = Site::new();
     let address = site.addresses()[0].to_string();
