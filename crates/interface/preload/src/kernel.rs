@@ -46,6 +46,21 @@ pub fn network(fd: c_int) -> u64 {
     option(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE).unwrap_or(0)
 }
 
+/// Sets an option that is an integer. Whether the kernel takes it.
+pub fn set_option(fd: c_int, level: c_int, name: c_int, value: c_int) -> bool {
+    // SAFETY: the value is there for the call, and as long as it is said to be.
+    let result = unsafe {
+        real::setsockopt(
+            fd,
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of::<c_int>() as socklen_t,
+        )
+    };
+    result == 0
+}
+
 /// Whether sockets of this network namespace are members of a group on an interface. True where that cannot be
 /// found out.
 pub fn is_member(interface: u32, group: Ipv6Addr) -> bool {

@@ -1080,10 +1080,19 @@ fn bind_if_needed(
     if !unbound(options) {
         return Ok(());
     }
-    let any = address::any(six);
+    // It may have an address without a port, which it keeps.
+    let name = kernel::local_name(fd).unwrap_or_else(|_| address::any(six).to_vec());
+    let late = (libc::SOL_IP, libc::IP_BIND_ADDRESS_NO_PORT);
+    let is_late = kernel::option::<c_int>(fd, late.0, late.1).is_ok_and(|late| late != 0);
+    if is_late {
+        kernel::set_option(fd, late.0, late.1, 0);
+    }
     // Fails when another thread was faster, which is as good.
     // SAFETY: the address is as long as it is said to be.
-    unsafe { real::bind(fd, any.as_ptr().cast(), any.len() as libc::socklen_t) };
+    unsafe { real::bind(fd, name.as_ptr().cast(), name.len() as libc::socklen_t) };
+    if is_late {
+        kernel::set_option(fd, late.0, late.1, 1);
+    }
     socket.set_changed();
     options.udp.local = kernel::local_name(fd)
         .ok()

@@ -7,7 +7,7 @@ use takt_lab::Capture;
 use takt_testing::{PATIENCE, until};
 use takt_wire::ethernet::MacAddress;
 
-use super::support::{Listener, Running, Site, ended_well, program, tai};
+use super::support::{Listener, Running, Site, ended_well, program, script, tai};
 
 #[test]
 fn a_socket_is_what_it_is_by_whatever_descriptor() {
@@ -273,6 +273,24 @@ fn a_grandchild_leaves_the_session_of_a_child_alone_that_has_closed_what_it_inhe
     until("the parent's session alone is left", || {
         (site.sessions().len() == 1).then_some(())
     });
+}
+
+#[test]
+fn a_socket_that_is_bound_to_an_address_without_a_port_keeps_it() {
+    let site = Site::new();
+    let listener = Listener::new(site.there());
+    let own = [site.here().address().to_string(), site.six().to_string()];
+    for (to, own) in site.addresses().into_iter().zip(own) {
+        let mut command = site.command("python3");
+        command
+            .arg(script("bound.py"))
+            .args([&to.to_string(), &own])
+            .env("TAKT_PRELOAD", "required");
+        let (out, _) = ended_well(command.output());
+        let (text, from) = listener.next_in_time();
+        let from = format!("{} {}\n", from.ip().to_canonical(), from.port());
+        assert_eq!((text.as_slice(), from), (b"bound".as_slice(), out));
+    }
 }
 
 #[test]

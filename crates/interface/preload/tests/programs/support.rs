@@ -401,6 +401,11 @@ impl Site {
         [self.there().address().into(), six(1)]
     }
 
+    /// The IPv6 address here.
+    pub fn six(&self) -> IpAddr {
+        six(0)
+    }
+
     /// A command here, under the preload, with the daemon's socket.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         self.command_of(0, program)
