@@ -220,6 +220,11 @@ impl Socket {
             .is_ok()
     }
 
+    /// Whether no more than one descriptor leads here.
+    pub fn is_last(&self) -> bool {
+        self.descriptors.load(Ordering::Relaxed) <= 1
+    }
+
     /// A descriptor less; with the last one the socket is given up. What is on its way is sent all the same.
     pub fn release(&self) {
         if self.descriptors.fetch_sub(1, Ordering::AcqRel) != 1 {

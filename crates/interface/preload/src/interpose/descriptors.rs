@@ -25,9 +25,13 @@ fn none() -> c_int {
     -1
 }
 
-/// A descriptor is about to be closed: what its socket holds is waited for.
+/// A descriptor is about to be closed: what its socket holds is waited for, unless that stays open by another one.
 fn settle(fd: c_int) {
-    if let Some(socket) = table::lookup(fd) {
+    if let Some(socket) = table::lookup(fd)
+        && socket.is_holding()
+        && socket.is_last()
+        && !process::is_borrowed()
+    {
         let begun = kernel::monotonic();
         process::inside(|inside| transmit::settle_held(socket, fd, begun, inside));
     }

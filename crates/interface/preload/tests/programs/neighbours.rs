@@ -409,17 +409,50 @@ fn traced(site: &Site, command: &Command, options: &[impl AsRef<OsStr>]) -> Comm
 
 /// The system calls of a program's first thread between its two marks.
 fn calls_of(site: &Site, name: &str) -> Vec<String> {
-    let trace = takt_testing::Directory::new();
-    let file = trace.join("trace");
     let mut command = site.command(program(name));
     command.arg(site.addresses()[0].to_string());
-    let options = [OsStr::new("-o"), file.as_os_str()];
-    let (_, err) = ended_well(traced(site, &command, &options).output());
+    let (_, err, calls) = calls_between(site, &command, &[]);
     assert_eq!(err, "");
+    calls
+}
+
+/// What a program says, and the system calls between the two marks of the thread that sets them, which strace is told to follow.
+fn calls_between(
+    site: &Site,
+    command: &Command,
+    options: &[&str],
+) -> (String, String, Vec<String>) {
+    let trace = takt_testing::Directory::new();
+    let file = trace.join("trace");
+    let place = ["-qq", "-o", file.to_str().expect("a path")];
+    let (out, err) = ended_well(traced(site, command, &[&place[..], options].concat()).output());
     let text = std::fs::read_to_string(&file).expect("a trace: install strace");
-    let lines = text.lines().skip_while(|line| !line.contains("getppid"));
-    let lines = lines.skip(1).take_while(|line| !line.contains("getppid"));
-    lines.map(str::to_owned).collect()
+    // With `-f`, behind the number of the thread.
+    let lines = text.lines().map(|line| {
+        let digits = line.bytes().take_while(u8::is_ascii_digit).count();
+        let (thread, call) = line.split_at(digits);
+        (thread, call.trim_start())
+    });
+    let mut lines = lines.skip_while(|(_, call)| !call.starts_with("getppid"));
+    let marked = lines.next().expect("a mark").0;
+    let lines = lines.filter(|(thread, _)| *thread == marked);
+    let calls = lines.take_while(|(_, call)| !call.starts_with("getppid"));
+    (out, err, calls.map(|(_, call)| call.to_owned()).collect())
+}
+
+#[test]
+fn a_close_waits_for_no_next_hop_where_the_socket_stays_open_or_is_another_process_s() {
+    let mut site = Site::without_daemon();
+    site.start_daemon_without_addresses();
+    let absent = absent_beside(&site.addresses()[0].to_string());
+    for way in ["duplicate", "vfork"] {
+        let mut command = site.command(program("holding"));
+        command.args([&absent, way]);
+        let (_, _, calls) = calls_between(&site, &command, &["-f"]);
+        assert!(calls.iter().any(|call| call.starts_with("close(")), "{way}");
+        let waits = |call: &&String| call.contains("nanosleep");
+        assert_eq!(calls.iter().find(waits), None, "{way}: {calls:#?}");
+    }
 }
 
 #[test]
