@@ -61,6 +61,8 @@ pub enum Way {
         interface: u32,
         /// Who sends.
         source: IpAddr,
+        /// The next hop has told its hardware address; else it is zero in the headers.
+        resolved: bool,
     },
 }
 
@@ -103,7 +105,13 @@ impl Destinations {
 
 /// Whether a way's next hop has not told its hardware address yet.
 pub fn is_unknown(way: &Way) -> bool {
-    matches!(way, Way::Kernel(Reason::Neighbour))
+    matches!(
+        way,
+        Way::Runtime {
+            resolved: false,
+            ..
+        }
+    )
 }
 
 /// For how long a way is good, of a socket in this network namespace.
@@ -202,18 +210,14 @@ pub fn find(
             answer
         }
     };
-    let Some(mac) = resolved else {
-        let reason = match via {
-            Some(_) => Reason::Station,
-            None => Reason::Neighbour,
-        };
-        return Ok((Way::Kernel(reason), to_be_asked));
-    };
+    if resolved.is_none() && via.is_some() {
+        return Ok((Way::Kernel(Reason::Station), to_be_asked));
+    }
     // Whom the runtime knows by itself need not be asked.
-    let to_be_asked = to_be_asked.filter(|_| via.is_some());
+    let to_be_asked = to_be_asked.filter(|_| via.is_some() || resolved.is_none());
     let headers = Headers::new(&Flow {
         source_mac: endpoint.mac,
-        destination_mac: mac,
+        destination_mac: resolved.unwrap_or_default(),
         source: (address, key.port).into(),
         destination,
         traffic_octet: key.traffic_octet,
@@ -234,6 +238,7 @@ pub fn find(
         mtu,
         interface: route.interface,
         source: address,
+        resolved: resolved.is_some(),
     };
     Ok((way, to_be_asked))
 }

@@ -50,6 +50,11 @@ impl<K: Eq + Hash + Copy, V: Copy> Remembered<K, V> {
         Some(entry.value)
     }
 
+    /// The latest answer, good or not; it is not a use of it.
+    pub fn latest(&self, key: &K) -> Option<V> {
+        self.entries.get(key).map(|entry| entry.value)
+    }
+
     /// Remembers an answer of `now`, good until `until`. Returns when it was used last, which changes.
     pub fn remember(&mut self, key: K, value: V, now: i64, until: i64) -> Arc<AtomicI64> {
         let used = Arc::new(AtomicI64::new(now));

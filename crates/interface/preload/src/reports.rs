@@ -194,13 +194,19 @@ impl Reports {
     }
 
     /// A datagram with this launch time was never handed over. Returns how many entries came to the queue.
-    pub fn given_up(&mut self, launch: u64, packet: Vec<u8>, limit: usize) -> u64 {
+    pub fn given_up(
+        &mut self,
+        launch: u64,
+        packet: Vec<u8>,
+        ends: Option<Ends>,
+        limit: usize,
+    ) -> u64 {
         let before = self.total;
         let entry = Entry {
             error: missed(launch),
             stamp: None,
             packet,
-            ends: None,
+            ends,
         };
         self.push(entry, limit);
         self.total - before

@@ -696,19 +696,46 @@ fn kernel_numbers(options: &Options, control: &[u8]) -> bool {
 /// Counts a message that has waited for nothing, and tells of it whoever wants to hear of that.
 fn give_up(socket: &Socket, state: &mut State, waiting: Waiting, reason: Reason) {
     reason.settle();
-    if let Some(options) = state
-        .options
-        .as_ref()
-        .filter(|options| options.report_errors)
-    {
-        socket.expect_reports();
-        let limit = options.receive_bytes;
-        socket.add_edges(
-            state
-                .reports
-                .given_up(waiting.request.launch, waiting.payload, limit),
-        );
-    }
+    let options = state.options.as_ref();
+    let Some(options) = options.filter(|options| options.report_errors) else {
+        return;
+    };
+    socket.expect_reports();
+    let launch = match waiting.request.untimed {
+        None => waiting.request.launch,
+        // The one that it would have now.
+        Some(when) => {
+            let now = launch::now();
+            when.launch(now).unwrap_or(now).as_nanos() as u64
+        }
+    };
+    let (packet, ends) = would_have_been(state, &waiting).unzip();
+    let packet = packet.unwrap_or_default();
+    let limit = options.receive_bytes;
+    socket.add_edges(state.reports.given_up(launch, packet, ends, limit));
+}
+
+/// The frame that a message which has waited would have been, as far as is known, and its ends.
+fn would_have_been(state: &State, waiting: &Waiting) -> Option<(Vec<u8>, Ends)> {
+    let Way::Runtime {
+        headers,
+        interface,
+        source,
+        ..
+    } = state.destinations.latest(&waiting.key)?
+    else {
+        return None;
+    };
+    let mut frame = vec![0; headers.len() + waiting.payload.len()];
+    frame[headers.len()..].copy_from_slice(&waiting.payload);
+    let ends = Ends {
+        interface,
+        source,
+        destination: waiting.key.destination,
+    };
+    headers
+        .emit(&mut frame, state.identification)
+        .then_some((frame, ends))
 }
 
 /// Waits until what a socket holds has been handed over, but not for long: the descriptor is about to be closed. Those
@@ -827,9 +854,13 @@ fn hand_over(
                     mtu,
                     interface,
                     source,
+                    resolved,
                 } => {
                     if content.total + headers.packet_header() > mtu {
                         return Err(Obstacle::Error(libc::EMSGSIZE).into());
+                    }
+                    if !resolved {
+                        return Err(Obstacle::Unserved(Reason::Neighbour).into());
                     }
                     Plan::Udp {
                         headers,

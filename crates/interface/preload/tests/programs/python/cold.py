@@ -45,11 +45,16 @@ poll = select.poll()
 poll.register(made, 0)
 while True:
     poll.poll()
-    _, control, _, _ = made.recvmsg(2048, 512, socket.MSG_ERRQUEUE)
+    packet, control, _, _ = made.recvmsg(2048, 512, socket.MSG_ERRQUEUE)
     errors = [data for level, kind, data in control if level != socket.SOL_SOCKET]
     number, origin, _, code, _, info, upper = struct.unpack("IBBBBII", errors[0][:16])
     if origin == 6:
         break
 assert (number, code) == (125, 2), (number, code)
 assert upper << 32 | info == launch
+# From the Ethernet header on, with the source's hardware address and addresses of IP.
+ethertype, length = (b"\x86\xdd", 14 + 40 + 8) if family == socket.AF_INET6 else (b"\x08\x00", 14 + 20 + 8)
+assert packet[6:12] != bytes(6) and packet[12:14] == ethertype, packet
+assert packet[length:] == struct.pack("q", launch) + b"nobody", packet
+assert socket.inet_pton(family, absent) in packet[:length], packet
 print("missed")
