@@ -202,6 +202,59 @@ pub unsafe fn by_path(path: *const c_char) -> bool {
     there
 }
 
+/// The same by a path from a directory, or the descriptor itself.
+///
+/// # Safety
+/// Null, or a C string.
+pub unsafe fn by_place(directory: c_int, path: *const c_char, flags: c_int) -> bool {
+    if path.is_null() {
+        return false;
+    }
+    // SAFETY: by the caller's promise.
+    let text = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if directory == libc::AT_FDCWD || text.starts_with(b"/") {
+        // SAFETY: as above.
+        return unsafe { by_path(path) };
+    }
+    if text.is_empty() && flags & libc::AT_EMPTY_PATH == 0 {
+        return false;
+    }
+    below(directory, text)
+}
+
+/// The same by a descriptor.
+pub fn by_descriptor(fd: c_int) -> bool {
+    below(fd, b"")
+}
+
+/// The same by a path from what a descriptor is of; empty: that itself.
+fn below(fd: c_int, path: &[u8]) -> bool {
+    let mut digits = [0; 10];
+    let mut left = fd.unsigned_abs();
+    let mut first = digits.len();
+    loop {
+        first -= 1;
+        digits[first] = b'0' + (left % 10) as u8;
+        left /= 10;
+        if left == 0 {
+            break;
+        }
+    }
+    let mut place = [0; PATH];
+    let directory = join(&mut place, b"/proc/self/fd", &digits[first..]);
+    let Some(directory) = directory.and_then(|length| place.get(..length - 1)) else {
+        return false;
+    };
+    let mut whole = [0; PATH];
+    let length = match path {
+        [] => join(&mut whole, b"", directory),
+        path => join(&mut whole, directory, path),
+    };
+    let path = length.and_then(|length| CStr::from_bytes_with_nul(&whole[..length]).ok());
+    // SAFETY: a C string.
+    path.is_some_and(|path| fd >= 0 && unsafe { by_path(path.as_ptr()) })
+}
+
 /// The same by its name.
 ///
 /// # Safety
@@ -279,6 +332,26 @@ mod tests {
         for path in [c"/tmp", c"/bin/", c"/etc/passwd", c"/nonexistent", c""] {
             assert!(!is_executable(path), "{path:?}");
         }
+    }
+
+    #[test]
+    fn programs_are_found_from_directories_and_by_descriptors() {
+        use std::os::fd::AsRawFd;
+        let directory = std::fs::File::open("/bin").expect("a directory");
+        let program = std::fs::File::open("/bin/sh").expect("a program");
+        let (directory, program) = (directory.as_raw_fd(), program.as_raw_fd());
+        announce::start();
+        let at = |directory, path: &CStr, flags| {
+            // SAFETY: a C string.
+            unsafe { by_place(directory, path.as_ptr(), flags) }
+        };
+        assert!(at(directory, c"sh", 0) && at(directory, c"/bin/sh", 0));
+        assert!(at(libc::AT_FDCWD, c"/bin/sh", 0));
+        assert!(!at(directory, c"nothing", 0) && !at(directory, c"", 0));
+        assert!(at(program, c"", libc::AT_EMPTY_PATH));
+        assert!(!at(directory, c"", libc::AT_EMPTY_PATH) && !at(program, c"", 0));
+        assert!(by_descriptor(program) && !by_descriptor(directory));
+        assert!(!by_descriptor(-1) && !by_descriptor(c_int::MAX));
     }
 
     #[test]

@@ -297,6 +297,13 @@ functions! {
     execvp(name: *const c_char, arguments: *const *const c_char) -> c_int, or early!(NONE);
     execvpe(name: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int,
         or early!(NONE);
+    execveat(
+        directory: c_int, path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char,
+        flags: c_int
+    ) -> c_int,
+        or early!(libc::SYS_execveat, directory, path, arguments, environment, flags);
+    fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int,
+        or early!(NONE);
     posix_spawn(
         child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *const c_char, environment: *const *const c_char

@@ -177,6 +177,7 @@ fn what_waits_for_a_next_hop_that_the_runtime_does_not_reach_is_the_kernels() {
 
 #[test]
 fn what_waits_for_a_next_hop_is_sent_or_counted_however_its_socket_ends() {
+    let executions = ["execl", "execlp", "execle", "execveat", "fexecve"];
     let ways = [
         "close",
         "dup",
@@ -188,17 +189,25 @@ fn what_waits_for_a_next_hop_is_sent_or_counted_however_its_socket_ends() {
         "failing exec",
         "child",
     ];
+    let ways = || ways.into_iter().chain(executions);
     let mut site = Site::without_daemon();
     site.start_daemon_without_addresses();
     let start = |way: &str, address: &str| {
-        let mut command = site.command("python3");
-        command.arg(script("held.py")).args([address, way]);
+        let mut command = match way.starts_with("exec") && way != "exec" || way == "fexecve" {
+            true => site.command(program("executing")),
+            false => {
+                let mut command = site.command("python3");
+                command.arg(script("held.py"));
+                command
+            }
+        };
+        command.args([address, way]);
         Running::start(command.env("TAKT_PRELOAD", "required"))
     };
     // Of a station that is not there, nobody tells an address.
     let [present, _] = site.addresses();
     let absent = absent_beside(&present.to_string());
-    let running = ways.map(|way| (way, start(way, &absent)));
+    let running: Vec<_> = ways().map(|way| (way, start(way, &absent))).collect();
     for (way, running) in running {
         let (_, err) = running.end();
         assert!(
@@ -209,7 +218,7 @@ fn what_waits_for_a_next_hop_is_sent_or_counted_however_its_socket_ends() {
     }
     // One that is there is forgotten before each.
     let listener = Listener::new(site.there());
-    for way in ways {
+    for way in ways() {
         let mut forget = site.here().command("ip").expect("the lab is up");
         forget.args(["neigh", "flush", "all"]);
         ended_well(forget.output());
