@@ -505,10 +505,10 @@ fn set(host: &Host, setting: &str, value: &str) {
     std::fs::write(format!("/proc/sys/net/{setting}"), value).expect("a setting");
 }
 
-/// Makes of Flannel's shape Calico's, as it is with VXLAN: no bridge; a pod has its address alone, and a gateway that is
+/// Makes of Flannel's shape Calico's, as it is with VXLAN or without any overlay: no bridge; a pod has its address alone, and a gateway that is
 /// nobody's, for which its end of the pair on the host answers; the host has a route to each pod of its own, and to a
 /// block of each other host.
-fn as_calico(lab: &Lab, pods: usize) {
+fn as_calico(lab: &Lab, overlay: Overlay, pods: usize) {
     const GATEWAY: &str = "169.254.1.1";
     for (at, other) in [(0, 1), (1, 0)] {
         let host = lab.host(at);
@@ -566,11 +566,12 @@ fn as_calico(lab: &Lab, pods: usize) {
         }
         let block = format!("10.88.{}.0", other + 1);
         run(host, "ip", &format!("route del {block}/24"));
-        run(
-            host,
-            "ip",
-            &format!("route add {block}/26 via {block} dev {OVERLAY_DEVICE} onlink"),
-        );
+        let way = match overlay {
+            // As its agent hears of it by BGP.
+            Overlay::HostGateway => format!("via {far} dev {}", host.interface()),
+            _ => format!("via {block} dev {OVERLAY_DEVICE} onlink"),
+        };
+        run(host, "ip", &format!("route add {block}/26 {way}"));
     }
 }
 
@@ -579,17 +580,28 @@ fn pods_of_calicos_shape_reach_those_of_their_node_and_of_others() {
     if skip() {
         return;
     }
-    let lab = lab(Overlay::Flannel, 2);
-    as_calico(&lab, 2);
+    for overlay in [Overlay::Flannel, Overlay::HostGateway] {
+        calicos_pods_reach_each_other(overlay);
+    }
+}
+
+fn calicos_pods_reach_each_other(overlay: Overlay) {
+    let lab = lab(overlay, 2);
+    as_calico(&lab, overlay, 2);
+    let to_others = match overlay {
+        Overlay::HostGateway => lab.host(0).interface().to_owned(),
+        _ => lab.host(1).address().to_string(),
+    };
     let here = lab.container(0, 0);
     for (there, datapath, hops, via) in [
-        (lab.container(1, 0), Datapath::Udp, 2, "10.77.0.2"),
-        (lab.container(1, 0), Datapath::Xdp, 2, "10.77.0.2"),
+        (lab.container(1, 0), Datapath::Udp, 2, &*to_others),
+        (lab.container(1, 0), Datapath::Xdp, 2, &*to_others),
+        (lab.container(0, 1), Datapath::Udp, 1, "cali1"),
         (lab.container(0, 1), Datapath::Xdp, 1, "cali1"),
     ] {
         let capture = Capture::open(there).expect("a capture");
         let kernels = over_the_kernel(here, there, &capture);
-        let sections = sections(here, Overlay::Flannel, datapath);
+        let sections = sections(here, overlay, datapath);
         let node = Node::start(lab.host(0), &[], &sections.replace("/24", "/32"));
         let session = attach(&node, "talker");
         let source = frames(&session, datapath);
@@ -604,12 +616,12 @@ fn pods_of_calicos_shape_reach_those_of_their_node_and_of_others() {
         for number in 0..5u8 {
             let launch = soon();
             let sent = outcome(&source, &frame(&flow, &[number]), Some(launch));
-            assert_eq!(sent, Outcome::Sent, "{datapath:?} {via}");
+            assert_eq!(sent, Outcome::Sent, "{overlay:?} {datapath:?} {via}");
             let frame = next(&capture);
             assert!(SystemTai.now() >= launch, "before its time");
             let datagram = parse_udp_frame(&frame, true).expect("intact");
             assert_eq!(datagram.payload, [number]);
-            assert_eq!(frame[..12], kernels[..12], "{datapath:?} {via}");
+            assert_eq!(frame[..12], kernels[..12], "{overlay:?} {datapath:?} {via}");
             assert_eq!(frame[HOP_LIMIT], kernels[HOP_LIMIT]);
             assert_eq!(frame[HOP_LIMIT], 64 - hops);
         }
