@@ -349,11 +349,16 @@ fn what_is_for_a_group_reaches_the_containers_of_this_host_too_and_each_once() {
     if skip() {
         return;
     }
-    for overlay in [Overlay::Bridged, Overlay::Flannel] {
+    for (overlay, datapath) in [
+        (Overlay::Bridged, Datapath::Xdp),
+        (Overlay::Flannel, Datapath::Xdp),
+        (Overlay::Flannel, Datapath::Udp),
+        (Overlay::HostGateway, Datapath::Xdp),
+        (Overlay::HostGateway, Datapath::Udp),
+    ] {
         let lab = lab(overlay, 3);
         let [here, beside, third] = [0, 1, 2].map(|at| lab.container(0, at));
         let there = lab.container(1, 0);
-        let datapath = Datapath::Xdp;
         let node = Node::start(lab.host(0), &[], &sections(here, overlay, datapath));
         let mut captures = vec![
             Capture::open(beside).expect("a capture"),

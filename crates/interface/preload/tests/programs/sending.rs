@@ -1,5 +1,7 @@
 //! What leaves, and when; what programs are told about it.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+
 use super::support::{Listener, Running, Site, ended_well, program, script};
 
 #[test]
@@ -50,6 +52,52 @@ fn datagrams_leave_at_their_times_however_they_are_sent() {
             1 + taken.len() as u64,
             "by the runtime"
         );
+    }
+}
+
+#[test]
+fn datagrams_for_groups_leave_at_their_times_by_the_interface_that_is_set_for_them() {
+    let site = Site::following();
+    let there = site.there();
+    let _members = {
+        let _inside = there.enter().expect("the lab is up");
+        // SAFETY: a C string.
+        let interface = unsafe { libc::if_nametoindex(c"eth0".as_ptr()) };
+        let four = UdpSocket::bind("0.0.0.0:0").expect("bind");
+        let joined = four.join_multicast_v4(&Ipv4Addr::new(239, 1, 2, 3), &there.address());
+        joined.expect("a member");
+        let six = UdpSocket::bind("[::]:0").expect("bind");
+        let group = "ff05::99".parse().expect("a group");
+        six.join_multicast_v6(&group, interface).expect("a member");
+        (four, six)
+    };
+    let own = site.here().address().to_string();
+    for (group, ways) in [
+        ("239.1.2.3", &["address", "number"][..]),
+        ("ff05::99", &["number"]),
+    ] {
+        // What is for a group of IPv4 comes to no socket of IPv6.
+        let any: IpAddr = match group.contains(':') {
+            true => Ipv6Addr::UNSPECIFIED.into(),
+            false => Ipv4Addr::UNSPECIFIED.into(),
+        };
+        let listener = Listener::bound(there, any);
+        for way in ways {
+            let before = site.sent();
+            let mut command = site.command("python3");
+            command
+                .arg(script("group.py"))
+                .args([group, way, &own])
+                .env("TAKT_PRELOAD", "required");
+            assert_eq!(ended_well(command.output()).1, "", "{group} {way}");
+            for number in 0..3 {
+                let (text, _) = listener.next_in_time();
+                let expected = format!("{way} {number}");
+                assert_eq!(text, expected.as_bytes(), "{group}");
+            }
+            assert_eq!(site.sent() - before, 3, "{group} {way}: by the runtime");
+        }
+        assert!(listener.is_empty());
     }
 }
 

@@ -503,9 +503,13 @@ impl Listener {
     /// For either version of IP. One for a test: a port that was closed may be open for a moment longer, in
     /// processes that other tests are starting.
     pub fn new(host: &Host) -> Self {
+        Self::bound(host, std::net::Ipv6Addr::UNSPECIFIED.into())
+    }
+
+    /// The same for an address.
+    pub fn bound(host: &Host, address: IpAddr) -> Self {
         let _inside = host.enter().expect("the lab is up");
-        let any: SocketAddr = (std::net::Ipv6Addr::UNSPECIFIED, PORT).into();
-        let socket = UdpSocket::bind(any).expect("bind");
+        let socket = UdpSocket::bind(SocketAddr::from((address, PORT))).expect("bind");
         socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         // SAFETY: four bytes at the value are readable.
         let set = unsafe {
