@@ -102,6 +102,35 @@ fn datagrams_for_groups_leave_at_their_times_by_the_interface_that_is_set_for_th
 }
 
 #[test]
+fn programs_of_a_host_and_behind_macvlan_devices_send_at_their_times() {
+    let site = Site::native();
+    let (host, far) = (site.lab.host(0), site.lab.host(1));
+    let listener = Listener::new(far);
+    let to = [far.address().to_string(), "fd77::2".to_owned()];
+    for (tenant, (place, own)) in [(host, 1), (site.here(), 50)].into_iter().enumerate() {
+        for (to, own) in to
+            .iter()
+            .zip([format!("10.77.0.{own}"), format!("fd77::{own}")])
+        {
+            for mode in ["on", "required"] {
+                let before = site.sent();
+                let mut command = site.command_in(place, tenant, "python3");
+                command.arg(script("cold.py")).args([to, "1"]);
+                let (_, err) = ended_well(command.env("TAKT_PRELOAD", mode).output());
+                assert_eq!(err, "", "{own} {mode}");
+                for number in 0..3 {
+                    let (text, from) = listener.next_in_time();
+                    assert_eq!(text, format!("cold {number}").as_bytes());
+                    assert_eq!(from.ip().to_canonical().to_string(), own);
+                }
+                assert_eq!(site.sent() - before, 3, "{own} {mode}: by the runtime");
+            }
+        }
+    }
+    assert!(listener.is_empty());
+}
+
+#[test]
 fn error_queues_tell_of_missed_times_and_of_departures() {
     let site = Site::new();
     let listener = Listener::new(site.there());

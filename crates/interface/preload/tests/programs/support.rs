@@ -232,6 +232,53 @@ impl Site {
         site
     }
 
+    /// With a daemon whose network is the link of the hosts: its tenants are the first host itself, and a macvlan device in
+    /// its container.
+    pub fn native() -> Self {
+        let mut site = Self::without_daemon();
+        let (host, far) = (site.lab.host(0), site.lab.host(1));
+        let container = site.lab.container(0, 0);
+        let device = host.interface();
+        let station = "02:00:00:00:0a:00";
+        let run = |host: &Host, arguments: &str| {
+            let mut command = host.command("ip").expect("the lab is up");
+            ended_well(command.args(arguments.split(' ')).output());
+        };
+        let namespace = container.namespace();
+        run(
+            host,
+            &format!(
+                "link add mv0 link {device} netns {namespace} address {station} type macvlan mode bridge"
+            ),
+        );
+        run(container, "link set mv0 up");
+        run(container, "address add 10.77.0.50/24 dev mv0");
+        run(container, "address add fd77::50/64 dev mv0 nodad");
+        for (at, host) in [(1, host), (2, far)] {
+            run(
+                host,
+                &format!("address add fd77::{at}/64 dev {device} nodad"),
+            );
+        }
+        let tenants = [
+            (MacAddress(host.mac()).to_string(), 1),
+            (station.to_owned(), 50),
+        ];
+        let mut sections = String::new();
+        for (at, (mac, last)) in tenants.into_iter().enumerate() {
+            sections += &listener(at);
+            sections += &format!(
+                "classes = {CLASSES}\n[listener.endpoint]\nnetwork = \"line\"\nmac = \"{mac}\"\n\
+                 addresses = [\"10.77.0.{last}/24\", \"fd77::{last}/64\"]\n"
+            );
+        }
+        sections += &format!(
+            "[[network]]\nname = \"line\"\ncarrier = \"native\"\ninterface = \"{device}\"\n"
+        );
+        site.start_daemon_with(&sections);
+        site
+    }
+
     /// Before there is a daemon.
     pub fn without_daemon() -> Self {
         Self::with_containers(1)
@@ -413,7 +460,17 @@ impl Site {
 
     /// A command in a container of this host, as its tenant.
     pub fn command_of(&self, tenant: usize, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = preloaded(self.lab.container(0, tenant), program);
+        self.command_in(self.lab.container(0, tenant), tenant, program)
+    }
+
+    /// A command anywhere, as a tenant of the daemon's.
+    pub fn command_in(
+        &self,
+        host: &Host,
+        tenant: usize,
+        program: impl AsRef<std::ffi::OsStr>,
+    ) -> Command {
+        let mut command = preloaded(host, program);
         let socket = format!("takt{tenant}.sock");
         command.env("TAKT_SOCKET", self.scratch.join(&socket));
         command
