@@ -44,6 +44,7 @@ if [ "$want" = test ]; then
     need curl curl
     need iperf3 iperf3
     need sockperf sockperf
+    need busybox busybox
     need node nodejs
     need strace strace
     # Sends and shows streams of takt.

@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use takt_lab::Host;
-use takt_testing::{repository, until};
+use takt_testing::{Directory, repository, until};
 
 use super::support::{Listener, PORT, Running, Site, ended_well, preloaded};
 
@@ -154,5 +154,104 @@ fn node_sends_on_the_grid_and_gets_its_answers() {
                 "{to}, {way}: by the runtime"
             );
         }
+    }
+}
+
+#[test]
+fn busybox_sends_a_file_on_the_grid_by_tftp() {
+    let site = Site::new();
+    let listener = Listener::new(site.there());
+    let scratch = Directory::new();
+    let (file, content) = (scratch.join("sent"), "busybox ".repeat(160));
+    std::fs::write(&file, &content).expect("a file");
+    for to in site.addresses() {
+        let before = site.sent();
+        let mut command = on_the_grid(site.command("busybox"), &format!("1ms,port={PORT}"));
+        // By its shell, which starts it once more.
+        command.args([
+            "sh",
+            "-c",
+            "busybox tftp -p -l \"$1\" -r received \"$2\" \"$3\"",
+            "sh",
+        ]);
+        command.arg(&file).args([to.to_string(), PORT.to_string()]);
+        let running = Running::start(&mut command);
+        let mut received = Vec::new();
+        // The request and three blocks (RFC 1350), each of which is acknowledged.
+        for block in 0..=3u8 {
+            let (packet, from) = listener.next();
+            let header: &[u8] = match block {
+                0 => b"\0\x02received\0",
+                block => &[0, 3, 0, block],
+            };
+            assert!(packet.starts_with(header), "{to}, {block}: {packet:?}");
+            if block > 0 {
+                received.extend_from_slice(&packet[4..]);
+            }
+            listener.answer(&[0, 4, 0, block], from);
+        }
+        // Its progress.
+        let (_, err) = running.end();
+        assert!(!err.contains("takt-preload"), "{to}: {err}");
+        assert_eq!(received, content.as_bytes(), "{to}");
+        assert_eq!(site.sent() - before, 4, "{to}: by the runtime");
+    }
+}
+
+/// Channels and sockets of the class library, which are of IPv6 also where addresses are not; more datagrams than may be on their way
+/// at once.
+const JAVA: &str = r#"
+import java.net.*;
+import java.nio.*;
+import java.nio.channels.*;
+
+public class Datagrams {
+    static byte[] text(int number) {
+        return ("datagram " + number).getBytes();
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        InetSocketAddress to = new InetSocketAddress(arguments[0], Integer.parseInt(arguments[1]));
+        int count = Integer.parseInt(arguments[2]);
+        try (DatagramChannel channel = DatagramChannel.open(); Selector selector = Selector.open()) {
+            for (int number = 0; number < count; number++)
+                channel.send(ByteBuffer.wrap(text(number)), to);
+            channel.connect(to);
+            channel.configureBlocking(false);
+            channel.register(selector, SelectionKey.OP_WRITE);
+            for (int number = count; number < 2 * count; number++) {
+                while (channel.write(ByteBuffer.wrap(text(number))) == 0)
+                    selector.select();
+            }
+        }
+        try (DatagramSocket socket = new DatagramSocket()) {
+            byte[] last = text(2 * count);
+            socket.send(new DatagramPacket(last, last.length, to));
+        }
+        System.out.println("sent");
+    }
+}
+"#;
+
+#[test]
+fn a_jvm_sends_on_the_grid_by_channels_and_sockets() {
+    let site = Site::new();
+    let listener = Listener::new(site.there());
+    let scratch = Directory::new();
+    let class = scratch.join("Datagrams.java");
+    std::fs::write(&class, JAVA).expect("a source file");
+    for to in site.addresses() {
+        let before = site.sent();
+        let mut command = on_the_grid(site.command("java"), &format!("1ms,port={PORT}"));
+        command.arg(&class);
+        command.args([to.to_string(), PORT.to_string(), MANY.to_string()]);
+        let running = Running::start(&mut command);
+        for number in 0..=2 * MANY {
+            let (payload, _) = listener.next();
+            assert_eq!(payload, format!("datagram {number}").as_bytes(), "{to}");
+        }
+        assert_eq!(running.end(), ("sent\n".into(), String::new()), "{to}");
+        let sent = site.sent() - before;
+        assert_eq!(sent, 2 * MANY as u64 + 1, "{to}: by the runtime");
     }
 }
