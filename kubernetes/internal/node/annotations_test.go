@@ -31,7 +31,7 @@ func TestAnAnnotationThatNobodyReadsIsRefusedByTheOneThatIsMeant(t *testing.T) {
 
 // known has the API server know every pod that it is asked for, by a UID that is its name, with containers main and other.
 func (s *site) known() {
-	s.client.PrependReactor("get", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
+	s.says(func(action k8stesting.Action) (bool, runtime.Object, error) {
 		name := action.(k8stesting.GetAction).GetName()
 		return true, &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: action.GetNamespace(), Name: name, UID: types.UID(name)},
@@ -44,7 +44,7 @@ func TestAnAnnotationForAContainerThatThePodDoesNotHaveIsRefused(t *testing.T) {
 	s := newNetworkSite(t)
 	away := false
 	mirror := map[string]string{corev1.MirrorPodAnnotationKey: "static"}
-	s.client.PrependReactor("get", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
+	s.says(func(action k8stesting.Action) (bool, runtime.Object, error) {
 		if away {
 			return true, nil, errors.New("the server is away")
 		}

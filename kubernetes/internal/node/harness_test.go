@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -32,6 +33,7 @@ import (
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
@@ -137,6 +139,8 @@ type site struct {
 	relay   *cut
 	// daemon is the process of the last taktd.
 	daemon int
+	// answer is what the API server says of a pod, if not what it stores: whoever asks may do so at any time.
+	answer atomic.Pointer[clienttesting.ReactionFunc]
 
 	mu         sync.Mutex
 	pods       []*api.PodSandbox
@@ -158,6 +162,12 @@ func newSiteWith(t *testing.T, backend enforce.Backend) *site {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	s := &site{t: t, dir: dir, events: &events{}, config: DefaultConfig(), backend: backend}
 	s.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid"}})
+	s.client.PrependReactor("get", "pods", func(action clienttesting.Action) (bool, apiruntime.Object, error) {
+		if answer := s.answer.Load(); answer != nil {
+			return (*answer)(action)
+		}
+		return false, nil, nil
+	})
 	s.config.Cores = "all"
 	s.config.ScanInterval = reservation.Duration(10 * time.Millisecond)
 	s.config.CDIDirectory = filepath.Join(dir, "cdi")
@@ -247,6 +257,9 @@ func (c *cut) end() {
 		conn.Close()
 	}
 }
+
+// says has the API server answer who asks for a pod.
+func (s *site) says(answer clienttesting.ReactionFunc) { s.answer.Store(&answer) }
 
 // startAgent begins an agent, as after an installation or a restart.
 func (s *site) startAgent() {

@@ -289,7 +289,7 @@ func TestAnAgentThatUninstallsSaysWhatItCannotSeeAndNeverHangs(t *testing.T) {
 	}
 	agent.host = s.dir
 	answer := func() (bool, runtime.Object, error) { return true, nil, errors.New("the server is away") }
-	s.client.PrependReactor("get", "pods", func(k8stesting.Action) (bool, runtime.Object, error) { return answer() })
+	s.says(func(k8stesting.Action) (bool, runtime.Object, error) { return answer() })
 	if err := agent.uninstall(background, &leaving{n: agent}); err == nil || !strings.Contains(err.Error(), "pod default/pytalk, which takt-cni has attached, has gone: the server is away") {
 		t.Errorf("with an API server that does not answer: %v", err)
 	}
