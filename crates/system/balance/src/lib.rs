@@ -12,6 +12,8 @@
 //!   than another by more than δ, its queue included. A target that tells up to which instant everything is done
 //!   ([`resource::Report::done_before`]) is left only when the bundle's last packet is: then the order is kept
 //!   whatever the queues hold;
+//! - **parking** ([`park`]). A bundle leaves at once, and its packets wait, instead of going on to an overloaded target, until those
+//!   before them are done;
 //! - **return with hysteresis**, and **fencing**: a neighbour that went silent gets no more packets, and its bundles move δ
 //!   after the last one that it got.
 //!
@@ -35,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 pub mod budget;
+pub mod park;
 pub mod resource;
 pub mod set;
 pub mod table;

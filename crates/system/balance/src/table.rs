@@ -170,6 +170,11 @@ impl Table {
         self.counters
     }
 
+    /// How many bundles there are.
+    pub fn count(&self) -> usize {
+        self.bundles.len()
+    }
+
     /// The bundle of a flow.
     #[inline]
     pub fn bundle(&self, hash: u32) -> u32 {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
+use takt_balance::park::Park;
 use takt_balance::resource::{Marks, Report, Resources};
 use takt_balance::table::{Config, Table, Target};
 
@@ -299,6 +300,99 @@ proptest! {
         run(&steps, true, Some(silence), Split::Whole)?;
         run(&steps, true, Some(silence), Split::Advised)?;
     }
+
+    #[test]
+    fn whatever_the_latencies_are_when_packets_are_parked(
+        steps in proptest::collection::vec(step(), 1..200),
+        late in 0..3 * DELTA,
+    ) {
+        parked(&steps, late)?;
+    }
+}
+
+/// Bundles leave at once, and their packets wait. Targets take any time, and are `late` to tell that a packet is done.
+fn parked(steps: &[Step], late: i64) -> Result<(), TestCaseError> {
+    const ROOM: usize = 5;
+    let marks = Marks::new(10, 4).expect("marks");
+    let mut node =
+        Resources::new(CORES.into(), NEIGHBOURS.into(), marks, marks, None).expect("node");
+    let config = Config {
+        bits: BITS,
+        delta_ns: 0,
+        hold_ns: DELTA,
+        function: 1,
+    };
+    let mut table = Table::new(config).expect("table");
+    let mut park = Park::new(&table, ROOM);
+    let (mut paths, mut now) = (Paths::default(), 0_i64);
+    // What is under way: when it is told as done, and its bundle.
+    let mut untold: Vec<(i64, u32)> = Vec::new();
+    let (mut pushed, mut gone) = (0, 0);
+    // Again and again, until all are told as done.
+    let end = vec![Step::Wait { time: 1000 * DELTA }; steps.len() + 1];
+    for step in steps.iter().chain(&end) {
+        let mut looked = None;
+        match *step {
+            Step::Packet { flow, after, takes } => {
+                now += after;
+                let bundle = table.bundle(flow);
+                pushed += usize::from(park.push(bundle, (flow, takes)).is_ok());
+                looked = Some(bundle);
+            }
+            Step::Load { target: to, load } => {
+                let report = Report {
+                    load,
+                    done_before: None,
+                };
+                match target(to) {
+                    Target::Core(core) => node.report_core(core, report, now),
+                    Target::Neighbour(neighbour) => node.report_neighbour(neighbour, report, now),
+                }
+                .expect("there");
+            }
+            Step::Usable { target: to, usable } => match target(to) {
+                Target::Core(core) => node.set_core_usable(core, usable, now).expect("there"),
+                Target::Neighbour(neighbour) => {
+                    node.set_neighbour_usable(neighbour, usable).expect("there");
+                }
+            },
+            Step::Provides {
+                neighbour,
+                functions,
+            } => {
+                node.set_provides(neighbour, functions).expect("there");
+            }
+            Step::Assign { bundle, target: to } => {
+                table.assign(bundle, target(to), &node).expect("there");
+            }
+            Step::Evict { bundle } => table.evict(bundle).expect("there"),
+            Step::Limit { bundle, limit } => table.set_limit(bundle, limit).expect("there"),
+            Step::Wait { time } => now += time,
+        }
+        loop {
+            untold.sort_unstable();
+            let told = untold.first().is_some_and(|(at, _)| *at <= now);
+            let bundle = match (looked.take(), told) {
+                (Some(bundle), _) => bundle,
+                (None, true) => {
+                    let (_, bundle) = untold.remove(0);
+                    park.done(bundle);
+                    bundle
+                }
+                (None, false) => break,
+            };
+            while let Some(((flow, takes), to)) =
+                park.next(bundle, &mut table, now, &node).expect("there")
+            {
+                gone += 1;
+                paths.send(number(to), flow, now, takes * (1 + 50 * number(to) as i64))?;
+                let arrives = paths.sent[number(to)].last().expect("sent").1;
+                untold.push((arrives + late, bundle));
+            }
+        }
+    }
+    prop_assert_eq!(pushed, gone, "what was taken goes on in the end");
+    Ok(())
 }
 
 /// The tests above would find it: without the guard a flow is reordered.

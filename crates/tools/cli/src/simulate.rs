@@ -57,6 +57,8 @@ Strategies:
   inter       the paper's, with neighbours
   intra-done  as intra, but a bundle moves once its last packet is done: no flow is ever reordered
   inter-done  as inter, but a bundle moves once its last packet is done
+  inter-hold  as inter, but a bundle moves at once, and its packets wait until its last one is done: neither is any
+              flow reordered
 
 Traffic is made from published distributions of flow lengths (internet: campus border; web-search,
 data-mining: data centres; vehicle: cameras, lidars, control), or read from captures (--pcap, one for
@@ -111,7 +113,7 @@ struct Balance {
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
     /// Which strategies
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "ecmp,rss++,intra,inter,intra-done,inter-done", value_parser = strategy)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "ecmp,rss++,intra,inter,intra-done,inter-done,inter-hold", value_parser = strategy)]
     strategies: Vec<Strategy>,
     /// Numbers of bundles, powers of two up to 2^20
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1024", value_parser = bits)]
@@ -325,7 +327,7 @@ impl Balance {
                         let first = self.overload.first() == Some(high);
                         let first_delta = self.delta.first() == Some(delta);
                         if (by_hash && !(first && first_delta))
-                            || (strategy.waits() && !first_delta)
+                            || (!strategy.goes_by_delta() && !first_delta)
                         {
                             continue;
                         }
@@ -436,7 +438,7 @@ impl Balance {
             name += &format!(" {}", 1_u32 << parameters.bits);
         }
         let by_hash = matches!(parameters.strategy, Strategy::Ecmp | Strategy::RssPlusPlus);
-        if self.delta.len() > 1 && !by_hash && !parameters.strategy.waits() {
+        if self.delta.len() > 1 && parameters.strategy.goes_by_delta() {
             name += &format!(" {}", Unit::Time.write(parameters.delta_ns as f64));
         }
         if self.overload.len() > 1 && !by_hash {

@@ -1,13 +1,15 @@
 //! Nodes that process packets, and strategies that say on which core of which node.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
+use takt_balance::park::Park;
 use takt_balance::resource::{Marks, Report, Resources};
 use takt_balance::table::{Config, Table, Target};
 
-use crate::trace::{Packet, Trace};
+use crate::trace::Trace;
 use crate::workload::HEADERS;
 use crate::{Refused, mix};
 
@@ -38,17 +40,20 @@ pub enum Strategy {
     IntraDone,
     /// As `inter`, but bundles move once their last packet is done.
     InterDone,
+    /// As `inter`, but bundles move at once, and their packets wait until their last one is done.
+    InterHold,
 }
 
 impl Strategy {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Ecmp,
         Self::RssPlusPlus,
         Self::Intra,
         Self::Inter,
         Self::IntraDone,
         Self::InterDone,
+        Self::InterHold,
     ];
 
     /// As the command line has it.
@@ -60,6 +65,7 @@ impl Strategy {
             Self::Inter => "inter",
             Self::IntraDone => "intra-done",
             Self::InterDone => "inter-done",
+            Self::InterHold => "inter-hold",
         }
     }
 
@@ -68,12 +74,22 @@ impl Strategy {
     }
 
     fn offloads(self) -> bool {
-        matches!(self, Self::Inter | Self::InterDone)
+        matches!(self, Self::Inter | Self::InterDone | Self::InterHold)
     }
 
-    /// Whether bundles wait for their last packet to be done.
-    pub fn waits(self) -> bool {
+    /// Whether bundles move after a silence of δ.
+    pub fn goes_by_delta(self) -> bool {
+        matches!(self, Self::Intra | Self::Inter)
+    }
+
+    /// Whether bundles stay until their last packet is done.
+    fn waits(self) -> bool {
         matches!(self, Self::IntraDone | Self::InterDone)
+    }
+
+    /// Whether their packets wait for that.
+    fn parks(self) -> bool {
+        self == Self::InterHold
     }
 }
 
@@ -179,7 +195,7 @@ pub struct Outcome {
     pub offloaded: u64,
     /// Moves of bundles.
     pub moves: u64,
-    /// Packets that stayed on an overloaded core for the sake of order.
+    /// Packets that stayed on an overloaded core, or waited to leave it, for the sake of order.
     pub held: u64,
 }
 
@@ -214,10 +230,21 @@ struct Node {
     own: Table,
     /// Bundles that neighbours have sent.
     visitors: Table,
+    /// Packets of own bundles and of visitors' that wait to go elsewhere, by their places in the trace.
+    parks: [Park<u32>; 2],
     /// Of RSS++: which core has a bucket, and the work that came to it in this epoch.
     buckets: Vec<(u16, u64)>,
     /// What it told in the last report but one, and in the last: load and what is done.
     told: [(u32, u64); 2],
+}
+
+/// A packet of a bundle is done, and that is known where its bundle is steered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Done {
+    at_ns: u64,
+    node: u32,
+    visits: bool,
+    bundle: u32,
 }
 
 /// A packet that somebody else is to process.
@@ -241,6 +268,8 @@ struct Run<'a> {
     mhz: u64,
     nodes: Vec<Node>,
     on_the_way: VecDeque<Visitor>,
+    /// Of strategies that park, the next one first.
+    dones: BinaryHeap<Reverse<Done>>,
     latencies: Histogram<u64>,
     /// When the latest packet of each flow is done, and whether the flow was reordered.
     done: Vec<u64>,
@@ -304,21 +333,25 @@ impl<'a> Run<'a> {
             }
             let config = Config {
                 bits: parameters.bits,
-                delta_ns: match parameters.strategy.waits() {
-                    true => 0,
-                    false => parameters.delta_ns,
+                delta_ns: match parameters.strategy.goes_by_delta() {
+                    true => parameters.delta_ns,
+                    false => 0,
                 },
                 hold_ns: parameters.hold_ns,
                 function: 0,
             };
+            let own = Table::new(config)?;
+            let visitors = Table::new(Config {
+                function: NOWHERE,
+                ..config
+            })?;
+            let room = parameters.queue;
             nodes.push(Node {
                 cores: vec![Core::default(); cores],
                 resources,
-                own: Table::new(config)?,
-                visitors: Table::new(Config {
-                    function: NOWHERE,
-                    ..config
-                })?,
+                parks: [Park::new(&own, room), Park::new(&visitors, room)],
+                own,
+                visitors,
                 buckets: (0..1_usize << parameters.bits)
                     .map(|bucket| ((bucket % cores) as u16, 0))
                     .collect(),
@@ -337,6 +370,7 @@ impl<'a> Run<'a> {
             mhz: u64::from(capacity.mhz),
             nodes,
             on_the_way: VecDeque::new(),
+            dones: BinaryHeap::new(),
             latencies,
             done: vec![0; trace.names.len()],
             disordered: vec![false; trace.names.len()],
@@ -359,10 +393,9 @@ impl<'a> Run<'a> {
                 .get(index)
                 .map(|packet| packet.at_ns + hop_ns);
             let visitor = self.on_the_way.front().map(|visitor| visitor.at_ns);
-            let now_ns = match (own, visitor) {
-                (Some(own), Some(visitor)) => own.min(visitor),
-                (Some(now), None) | (None, Some(now)) => now,
-                (None, None) => break,
+            let done = self.dones.peek().map(|Reverse(done)| done.at_ns);
+            let Some(now_ns) = [own, visitor, done].into_iter().flatten().min() else {
+                break;
             };
             if self.parameters.strategy.offloads() {
                 while self.next_report_ns <= now_ns {
@@ -375,24 +408,36 @@ impl<'a> Run<'a> {
                     self.next_epoch_ns += self.parameters.epoch_ns;
                 }
             }
-            if visitor == Some(now_ns) {
+            if done == Some(now_ns) {
+                if let Some(Reverse(done)) = self.dones.pop() {
+                    self.done(now_ns, done)?;
+                }
+            } else if visitor == Some(now_ns) {
                 if let Some(visitor) = self.on_the_way.pop_front() {
                     let Visitor { node, index, .. } = visitor;
                     self.arrive(now_ns, node as usize, index as usize, true)?;
                 }
             } else {
-                let name = self.trace.names[self.trace.packets[index].flow as usize];
-                // The switch: the upper half of the flow's hash; bundles go by the lower one.
-                let node = ((name >> 32) * self.nodes.len() as u64) >> 32;
-                self.arrive(now_ns, node as usize, index, false)?;
+                self.arrive(now_ns, self.home(index), index, false)?;
                 index += 1;
             }
         }
         Ok(self.outcome())
     }
 
+    /// The switch: the upper half of the flow's hash; bundles go by the lower one.
+    fn home(&self, index: usize) -> usize {
+        let name = self.trace.names[self.trace.packets[index].flow as usize];
+        (((name >> 32) * self.nodes.len() as u64) >> 32) as usize
+    }
+
+    fn hash(&self, index: usize) -> u32 {
+        self.trace.names[self.trace.packets[index].flow as usize] as u32
+    }
+
     /// Instructions that a packet needs.
-    fn work(&self, index: usize, packet: Packet) -> u64 {
+    fn work(&self, index: usize) -> u64 {
+        let packet = self.trace.packets[index];
         let dice = match self.parameters.work {
             Work::Packet => index as u64,
             Work::Flow => self.trace.names[packet.flow as usize],
@@ -410,25 +455,28 @@ impl<'a> Run<'a> {
         index: usize,
         visits: bool,
     ) -> Result<(), Refused> {
-        let packet = self.trace.packets[index];
-        let hash = self.trace.names[packet.flow as usize] as u32;
-        let work = self.work(index, packet);
+        let hash = self.hash(index);
+        let work = self.work(index);
         let strategy = self.parameters.strategy;
+        self.look(now_ns, at)?;
         let node = &mut self.nodes[at];
-        let now = now_ns as i64;
-        if strategy.balances() {
-            for number in 0..node.cores.len() {
-                if node.cores[number].leave(now_ns) {
-                    node.tell_core(number, now_ns, strategy)?;
-                }
-            }
-        }
-        let number = match strategy {
-            Strategy::Ecmp => usize::from(node.buckets[node.own.bundle(hash) as usize].0),
+        let target = match strategy {
+            Strategy::Ecmp => Target::Core(node.buckets[node.own.bundle(hash) as usize].0),
             Strategy::RssPlusPlus => {
                 let bucket = &mut node.buckets[node.own.bundle(hash) as usize];
                 bucket.1 += work;
-                usize::from(bucket.0)
+                Target::Core(bucket.0)
+            }
+            Strategy::InterHold => {
+                let bundle = node.own.bundle(hash);
+                return match node.parks[usize::from(visits)].push(bundle, index as u32) {
+                    Ok(()) => self.unpark(now_ns, at, visits, bundle),
+                    Err(_) => {
+                        self.lose();
+                        self.tell_home(now_ns, index, visits);
+                        Ok(())
+                    }
+                };
             }
             _ => {
                 let table = if visits {
@@ -436,39 +484,75 @@ impl<'a> Run<'a> {
                 } else {
                     &mut node.own
                 };
-                match table.steer(now, hash, &node.resources).target() {
-                    Some(Target::Core(core)) => usize::from(core),
-                    Some(Target::Neighbour(neighbour)) => {
-                        let to = self.neighbour(at, neighbour);
-                        self.offloaded += 1;
-                        self.on_the_way.push_back(Visitor {
-                            at_ns: now_ns + self.parameters.hop_ns,
-                            node: to as u32,
-                            index: index as u32,
-                        });
-                        return Ok(());
-                    }
+                match table.steer(now_ns as i64, hash, &node.resources).target() {
+                    Some(target) => target,
                     // Nobody dies here.
                     None => return Ok(()),
                 }
             }
         };
+        self.go(now_ns, at, index, visits, target)
+    }
+
+    /// A packet goes on from a node: to one of its cores, or to a neighbour.
+    fn go(
+        &mut self,
+        now_ns: u64,
+        at: usize,
+        index: usize,
+        visits: bool,
+        target: Target,
+    ) -> Result<(), Refused> {
+        let packet = self.trace.packets[index];
+        let number = match target {
+            Target::Core(core) => usize::from(core),
+            Target::Neighbour(neighbour) => {
+                let to = self.neighbour(at, neighbour);
+                self.offloaded += 1;
+                self.on_the_way.push_back(Visitor {
+                    at_ns: now_ns + self.parameters.hop_ns,
+                    node: to as u32,
+                    index: index as u32,
+                });
+                return Ok(());
+            }
+        };
+        let strategy = self.parameters.strategy;
+        let takes = self.work(index) * 1000 / self.mhz;
+        let node = &mut self.nodes[at];
         let core = &mut node.cores[number];
         if !strategy.balances() {
             core.leave(now_ns);
         }
-        if core.queue.len() >= self.parameters.queue {
-            self.lost += 1;
-            self.latencies.saturating_record(WORST_NS);
-            return Ok(());
+        let done = match core.queue.len() < self.parameters.queue {
+            true => {
+                let done = core.free_ns.max(now_ns) + takes;
+                core.free_ns = done;
+                core.busy_ns += takes;
+                core.queue.push_back((now_ns, done));
+                Some(done)
+            }
+            false => None,
+        };
+        if strategy.parks() {
+            let at_ns = done.unwrap_or(now_ns);
+            let bundle = node
+                .own
+                .bundle(self.trace.names[packet.flow as usize] as u32);
+            self.dones.push(Reverse(Done {
+                at_ns,
+                node: at as u32,
+                visits,
+                bundle,
+            }));
+            self.tell_home(at_ns, index, visits);
         }
-        let takes = work * 1000 / self.mhz;
-        let done = core.free_ns.max(now_ns) + takes;
-        core.free_ns = done;
-        core.busy_ns += takes;
-        core.queue.push_back((now_ns, done));
+        let Some(done) = done else {
+            self.lose();
+            return Ok(());
+        };
         if strategy.balances() {
-            node.tell_core(number, now_ns, strategy)?;
+            self.nodes[at].tell_core(number, now_ns, strategy)?;
         }
         self.latencies.saturating_record(done - packet.at_ns);
         let flow = packet.flow as usize;
@@ -478,6 +562,68 @@ impl<'a> Run<'a> {
         }
         self.done[flow] = self.done[flow].max(done);
         Ok(())
+    }
+
+    fn lose(&mut self) {
+        self.lost += 1;
+        self.latencies.saturating_record(WORST_NS);
+    }
+
+    /// The load management of a node sees what its cores have done.
+    fn look(&mut self, now_ns: u64, at: usize) -> Result<(), Refused> {
+        let strategy = self.parameters.strategy;
+        let node = &mut self.nodes[at];
+        if strategy.balances() {
+            for number in 0..node.cores.len() {
+                if node.cores[number].leave(now_ns) {
+                    node.tell_core(number, now_ns, strategy)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A visitor is done or lost: the node that sent it gets to know a hop later.
+    fn tell_home(&mut self, at_ns: u64, index: usize, visits: bool) {
+        if !visits {
+            return;
+        }
+        let home = self.home(index);
+        self.dones.push(Reverse(Done {
+            at_ns: at_ns + self.parameters.hop_ns,
+            node: home as u32,
+            visits: false,
+            bundle: self.nodes[home].own.bundle(self.hash(index)),
+        }));
+    }
+
+    fn done(&mut self, now_ns: u64, done: Done) -> Result<(), Refused> {
+        let Done {
+            node,
+            visits,
+            bundle,
+            ..
+        } = done;
+        let at = node as usize;
+        self.look(now_ns, at)?;
+        self.nodes[at].parks[usize::from(visits)].done(bundle);
+        self.unpark(now_ns, at, visits, bundle)
+    }
+
+    /// What may go on of a bundle.
+    fn unpark(&mut self, now_ns: u64, at: usize, visits: bool, bundle: u32) -> Result<(), Refused> {
+        loop {
+            let node = &mut self.nodes[at];
+            let table = match visits {
+                true => &mut node.visitors,
+                false => &mut node.own,
+            };
+            let park = &mut node.parks[usize::from(visits)];
+            match park.next(bundle, table, now_ns as i64, &node.resources)? {
+                Some((index, target)) => self.go(now_ns, at, index as usize, visits, target)?,
+                None => return Ok(()),
+            }
+        }
     }
 
     /// The node that a neighbour's number stands for: those before and behind it in a ring, in turns.
@@ -573,6 +719,7 @@ impl<'a> Run<'a> {
                 moves += counters.to_cores + counters.to_neighbours + counters.returns;
                 held += counters.held;
             }
+            held += node.parks.iter().map(Park::kept).sum::<u64>();
         }
         Outcome {
             p50_ns: self.latencies.value_at_quantile(0.5),

@@ -81,11 +81,15 @@ fn a_queue_has_its_bound_and_what_is_beyond_counts_as_the_worst() {
 }
 
 #[test]
-fn waiting_for_what_is_done_keeps_every_flow_in_order() {
+fn waiting_or_parking_until_all_is_done_keeps_every_flow_in_order() {
     let trace = internet(3);
     let at = |mhz| Capacity { cores: 2, mhz };
     for capacity in [at(900), at(1200), at(1500), at(2000)] {
-        for strategy in [Strategy::IntraDone, Strategy::InterDone] {
+        for strategy in [
+            Strategy::IntraDone,
+            Strategy::InterDone,
+            Strategy::InterHold,
+        ] {
             for high in [2, 16] {
                 let mut parameters = parameters(strategy);
                 parameters.high = high;
@@ -128,6 +132,25 @@ fn neighbours_take_what_one_node_cannot() {
     // Nobody's packets are lost or done twice on the way.
     assert_eq!(together.packets, trace.packets.len() as u64);
     assert!((together.utilisation - alone.utilisation).abs() < 0.02);
+}
+
+#[test]
+fn what_is_parked_goes_on_and_sooner_than_what_stays() {
+    let trace = internet(3);
+    let at = Capacity {
+        cores: 2,
+        mhz: 1300,
+    };
+    let of = |strategy| run(&trace, at, &parameters(strategy)).expect("runs");
+    let (stays, parks) = (of(Strategy::InterDone), of(Strategy::InterHold));
+    assert!(parks.held > 0 && parks.offloaded > 0, "{parks:?}");
+    assert!(parks.p99_ns < stays.p99_ns, "{parks:?} {stays:?}");
+    assert!(parks.lost <= stays.lost, "{parks:?} {stays:?}");
+    // Where there is room for all, nothing is lost or done twice on the way.
+    let of = |strategy| run(&trace, TWO, &parameters(strategy)).expect("runs");
+    let (stays, parks) = (of(Strategy::InterDone), of(Strategy::InterHold));
+    assert_eq!((stays.lost, parks.lost), (0, 0));
+    assert!((parks.utilisation - stays.utilisation).abs() < 0.02);
 }
 
 #[test]
