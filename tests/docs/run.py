@@ -473,9 +473,28 @@ def links():
     print(f"links: {len(pages)} pages, none dead")
 
 
+def tests():
+    """Every test that a page names, as `name` (`file`), is in that file; each requirement of the paper names one."""
+    bad, count = [], 0
+    for page in sorted((TOP / "docs").rglob("*.md")):
+        for number, line in enumerate(page.read_text().split("\n"), 1):
+            named = re.findall(r"`(\w+)` \(`([\w/.-]+\.rs)`\)", line)
+            count += len(named)
+            for name, path in named:
+                file = TOP / path
+                if not file.exists() or not re.search(rf"#\[test\]\s+(#\[[^\n]*\s+)*fn {name}\(", file.read_text()):
+                    bad.append(f"{page.relative_to(TOP)}:{number}: {path} has no test {name}")
+            if re.match(r"\| R\d+: ", line) and not named:
+                bad.append(f"{page.relative_to(TOP)}:{number}: no test is named")
+    if bad:
+        raise Fault("\n".join(bad))
+    print(f"tests: {count} are named, all are there")
+
+
 def main():
     arguments = sys.argv[1:]
     links()
+    tests()
     if "--links" in arguments:
         return
     begin = time.monotonic()
