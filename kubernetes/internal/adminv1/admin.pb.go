@@ -480,7 +480,9 @@ type Node struct {
 	// How long messages from other nodes were on their way, of each class of which some came.
 	Delays []*ClassDelays `protobuf:"bytes,13,rep,name=delays,proto3" json:"delays,omitempty"`
 	// Whether its clock follows a reference. These delays mean something only where it does, and the sender's as well.
-	ClockState    ClockState `protobuf:"varint,14,opt,name=clock_state,json=clockState,proto3,enum=takt.admin.v1.ClockState" json:"clock_state,omitempty"`
+	ClockState ClockState `protobuf:"varint,14,opt,name=clock_state,json=clockState,proto3,enum=takt.admin.v1.ClockState" json:"clock_state,omitempty"`
+	// The public key that the node is going to have, in base64; empty: none was made.
+	NextKey       string `protobuf:"bytes,15,opt,name=next_key,json=nextKey,proto3" json:"next_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -611,6 +613,13 @@ func (x *Node) GetClockState() ClockState {
 		return x.ClockState
 	}
 	return ClockState_CLOCK_STATE_UNSPECIFIED
+}
+
+func (x *Node) GetNextKey() string {
+	if x != nil {
+		return x.NextKey
+	}
+	return ""
 }
 
 // One-way delays of messages of a class from other nodes: from when the sender's lane took them, so that what waits there for its
@@ -2689,7 +2698,9 @@ type Peer struct {
 	// Its public key in base64, if it has one of its own.
 	Key string `protobuf:"bytes,10,opt,name=key,proto3" json:"key,omitempty"`
 	// What it has in common with another node and should not, with the remedy; empty: nothing.
-	Warning       string `protobuf:"bytes,11,opt,name=warning,proto3" json:"warning,omitempty"`
+	Warning string `protobuf:"bytes,11,opt,name=warning,proto3" json:"warning,omitempty"`
+	// The other public key by which it may prove itself, of `key` and `next_key` that it was added with; empty: none.
+	NextKey       string `protobuf:"bytes,12,opt,name=next_key,json=nextKey,proto3" json:"next_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2801,12 +2812,22 @@ func (x *Peer) GetWarning() string {
 	return ""
 }
 
+func (x *Peer) GetNextKey() string {
+	if x != nil {
+		return x.NextKey
+	}
+	return ""
+}
+
 type AddPeerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its peering address; without a port the usual one, 7400.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// Its public key in base64; empty: it has the key of the group. Another key than before replaces that.
-	Key           string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	// Its public key in base64; empty: it has the key of the group. Keys of before are replaced; if none of the new ones is one of them,
+	// what is under way to it and from it is lost.
+	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	// Another public key, which it is going to have; empty: none. It may prove itself by either.
+	NextKey       string `protobuf:"bytes,3,opt,name=next_key,json=nextKey,proto3" json:"next_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2855,9 +2876,16 @@ func (x *AddPeerRequest) GetKey() string {
 	return ""
 }
 
+func (x *AddPeerRequest) GetNextKey() string {
+	if x != nil {
+		return x.NextKey
+	}
+	return ""
+}
+
 type AddPeerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// False: it was there already (and now counts as configured).
+	// False: it was there already with these keys (and now counts as configured).
 	Added         bool `protobuf:"varint,1,opt,name=added,proto3" json:"added,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2990,6 +3018,186 @@ func (x *RemovePeerResponse) GetRemoved() bool {
 	return false
 }
 
+type NextKeyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NextKeyRequest) Reset() {
+	*x = NextKeyRequest{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NextKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NextKeyRequest) ProtoMessage() {}
+
+func (x *NextKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NextKeyRequest.ProtoReflect.Descriptor instead.
+func (*NextKeyRequest) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+}
+
+type NextKeyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The public key, in base64.
+	Key           string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NextKeyResponse) Reset() {
+	*x = NextKeyResponse{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NextKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NextKeyResponse) ProtoMessage() {}
+
+func (x *NextKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NextKeyResponse.ProtoReflect.Descriptor instead.
+func (*NextKeyResponse) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *NextKeyResponse) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+type SwitchKeyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The public key that NextKey has told, in base64; empty: whichever it is.
+	Key           string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwitchKeyRequest) Reset() {
+	*x = SwitchKeyRequest{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwitchKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwitchKeyRequest) ProtoMessage() {}
+
+func (x *SwitchKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwitchKeyRequest.ProtoReflect.Descriptor instead.
+func (*SwitchKeyRequest) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *SwitchKeyRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+type SwitchKeyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node's public key, in base64.
+	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// False: it had that one already.
+	Switched      bool `protobuf:"varint,2,opt,name=switched,proto3" json:"switched,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwitchKeyResponse) Reset() {
+	*x = SwitchKeyResponse{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwitchKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwitchKeyResponse) ProtoMessage() {}
+
+func (x *SwitchKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwitchKeyResponse.ProtoReflect.Descriptor instead.
+func (*SwitchKeyResponse) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *SwitchKeyResponse) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *SwitchKeyResponse) GetSwitched() bool {
+	if x != nil {
+		return x.Switched
+	}
+	return false
+}
+
 type ListDatapathsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2998,7 +3206,7 @@ type ListDatapathsRequest struct {
 
 func (x *ListDatapathsRequest) Reset() {
 	*x = ListDatapathsRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3010,7 +3218,7 @@ func (x *ListDatapathsRequest) String() string {
 func (*ListDatapathsRequest) ProtoMessage() {}
 
 func (x *ListDatapathsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3023,7 +3231,7 @@ func (x *ListDatapathsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDatapathsRequest.ProtoReflect.Descriptor instead.
 func (*ListDatapathsRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 type ListDatapathsResponse struct {
@@ -3035,7 +3243,7 @@ type ListDatapathsResponse struct {
 
 func (x *ListDatapathsResponse) Reset() {
 	*x = ListDatapathsResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3047,7 +3255,7 @@ func (x *ListDatapathsResponse) String() string {
 func (*ListDatapathsResponse) ProtoMessage() {}
 
 func (x *ListDatapathsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3060,7 +3268,7 @@ func (x *ListDatapathsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDatapathsResponse.ProtoReflect.Descriptor instead.
 func (*ListDatapathsResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListDatapathsResponse) GetDatapaths() []*Datapath {
@@ -3097,7 +3305,7 @@ type Datapath struct {
 
 func (x *Datapath) Reset() {
 	*x = Datapath{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3109,7 +3317,7 @@ func (x *Datapath) String() string {
 func (*Datapath) ProtoMessage() {}
 
 func (x *Datapath) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3122,7 +3330,7 @@ func (x *Datapath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Datapath.ProtoReflect.Descriptor instead.
 func (*Datapath) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Datapath) GetName() string {
@@ -3196,7 +3404,7 @@ type ListListenersRequest struct {
 
 func (x *ListListenersRequest) Reset() {
 	*x = ListListenersRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3208,7 +3416,7 @@ func (x *ListListenersRequest) String() string {
 func (*ListListenersRequest) ProtoMessage() {}
 
 func (x *ListListenersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3221,7 +3429,7 @@ func (x *ListListenersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListenersRequest.ProtoReflect.Descriptor instead.
 func (*ListListenersRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 type ListListenersResponse struct {
@@ -3234,7 +3442,7 @@ type ListListenersResponse struct {
 
 func (x *ListListenersResponse) Reset() {
 	*x = ListListenersResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3246,7 +3454,7 @@ func (x *ListListenersResponse) String() string {
 func (*ListListenersResponse) ProtoMessage() {}
 
 func (x *ListListenersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3259,7 +3467,7 @@ func (x *ListListenersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListenersResponse.ProtoReflect.Descriptor instead.
 func (*ListListenersResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListListenersResponse) GetListeners() []*ListenerStatus {
@@ -3296,7 +3504,7 @@ type ListenerStatus struct {
 
 func (x *ListenerStatus) Reset() {
 	*x = ListenerStatus{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3308,7 +3516,7 @@ func (x *ListenerStatus) String() string {
 func (*ListenerStatus) ProtoMessage() {}
 
 func (x *ListenerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3321,7 +3529,7 @@ func (x *ListenerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenerStatus.ProtoReflect.Descriptor instead.
 func (*ListenerStatus) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListenerStatus) GetListener() *Listener {
@@ -3413,7 +3621,7 @@ type DeclaredStreamCounters struct {
 
 func (x *DeclaredStreamCounters) Reset() {
 	*x = DeclaredStreamCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3425,7 +3633,7 @@ func (x *DeclaredStreamCounters) String() string {
 func (*DeclaredStreamCounters) ProtoMessage() {}
 
 func (x *DeclaredStreamCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3438,7 +3646,7 @@ func (x *DeclaredStreamCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclaredStreamCounters.ProtoReflect.Descriptor instead.
 func (*DeclaredStreamCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeclaredStreamCounters) GetName() string {
@@ -3526,7 +3734,7 @@ type Listener struct {
 
 func (x *Listener) Reset() {
 	*x = Listener{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3538,7 +3746,7 @@ func (x *Listener) String() string {
 func (*Listener) ProtoMessage() {}
 
 func (x *Listener) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3551,7 +3759,7 @@ func (x *Listener) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listener.ProtoReflect.Descriptor instead.
 func (*Listener) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Listener) GetPath() string {
@@ -3721,7 +3929,7 @@ type DeclaredStream struct {
 
 func (x *DeclaredStream) Reset() {
 	*x = DeclaredStream{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3733,7 +3941,7 @@ func (x *DeclaredStream) String() string {
 func (*DeclaredStream) ProtoMessage() {}
 
 func (x *DeclaredStream) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3746,7 +3954,7 @@ func (x *DeclaredStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclaredStream.ProtoReflect.Descriptor instead.
 func (*DeclaredStream) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DeclaredStream) GetName() string {
@@ -3834,7 +4042,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3846,7 +4054,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3859,7 +4067,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Endpoint) GetNetwork() string {
@@ -3915,7 +4123,7 @@ type ChannelRange struct {
 
 func (x *ChannelRange) Reset() {
 	*x = ChannelRange{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3927,7 +4135,7 @@ func (x *ChannelRange) String() string {
 func (*ChannelRange) ProtoMessage() {}
 
 func (x *ChannelRange) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3940,7 +4148,7 @@ func (x *ChannelRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelRange.ProtoReflect.Descriptor instead.
 func (*ChannelRange) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ChannelRange) GetFirst() uint64 {
@@ -3972,7 +4180,7 @@ type SetListenerRequest struct {
 
 func (x *SetListenerRequest) Reset() {
 	*x = SetListenerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3984,7 +4192,7 @@ func (x *SetListenerRequest) String() string {
 func (*SetListenerRequest) ProtoMessage() {}
 
 func (x *SetListenerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3997,7 +4205,7 @@ func (x *SetListenerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetListenerRequest.ProtoReflect.Descriptor instead.
 func (*SetListenerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SetListenerRequest) GetListener() *Listener {
@@ -4031,7 +4239,7 @@ type KeptListeners struct {
 
 func (x *KeptListeners) Reset() {
 	*x = KeptListeners{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4043,7 +4251,7 @@ func (x *KeptListeners) String() string {
 func (*KeptListeners) ProtoMessage() {}
 
 func (x *KeptListeners) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4056,7 +4264,7 @@ func (x *KeptListeners) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptListeners.ProtoReflect.Descriptor instead.
 func (*KeptListeners) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *KeptListeners) GetListeners() []*Listener {
@@ -4074,7 +4282,7 @@ type SetListenerResponse struct {
 
 func (x *SetListenerResponse) Reset() {
 	*x = SetListenerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4086,7 +4294,7 @@ func (x *SetListenerResponse) String() string {
 func (*SetListenerResponse) ProtoMessage() {}
 
 func (x *SetListenerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4099,7 +4307,7 @@ func (x *SetListenerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetListenerResponse.ProtoReflect.Descriptor instead.
 func (*SetListenerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 type ListNetworksRequest struct {
@@ -4110,7 +4318,7 @@ type ListNetworksRequest struct {
 
 func (x *ListNetworksRequest) Reset() {
 	*x = ListNetworksRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4122,7 +4330,7 @@ func (x *ListNetworksRequest) String() string {
 func (*ListNetworksRequest) ProtoMessage() {}
 
 func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4135,7 +4343,7 @@ func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 type ListNetworksResponse struct {
@@ -4147,7 +4355,7 @@ type ListNetworksResponse struct {
 
 func (x *ListNetworksResponse) Reset() {
 	*x = ListNetworksResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4159,7 +4367,7 @@ func (x *ListNetworksResponse) String() string {
 func (*ListNetworksResponse) ProtoMessage() {}
 
 func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4172,7 +4380,7 @@ func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListNetworksResponse) GetNetworks() []*Network {
@@ -4217,7 +4425,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4229,7 +4437,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4242,7 +4450,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Network) GetName() string {
@@ -4353,7 +4561,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4365,7 +4573,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4378,7 +4586,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Route) GetDestination() string {
@@ -4426,7 +4634,7 @@ type Station struct {
 
 func (x *Station) Reset() {
 	*x = Station{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4438,7 +4646,7 @@ func (x *Station) String() string {
 func (*Station) ProtoMessage() {}
 
 func (x *Station) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4451,7 +4659,7 @@ func (x *Station) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Station.ProtoReflect.Descriptor instead.
 func (*Station) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Station) GetMac() string {
@@ -4503,7 +4711,7 @@ type NetworkCounters struct {
 
 func (x *NetworkCounters) Reset() {
 	*x = NetworkCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4515,7 +4723,7 @@ func (x *NetworkCounters) String() string {
 func (*NetworkCounters) ProtoMessage() {}
 
 func (x *NetworkCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4528,7 +4736,7 @@ func (x *NetworkCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkCounters.ProtoReflect.Descriptor instead.
 func (*NetworkCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *NetworkCounters) GetSent() uint64 {
@@ -4584,7 +4792,7 @@ type SetStationRequest struct {
 
 func (x *SetStationRequest) Reset() {
 	*x = SetStationRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4596,7 +4804,7 @@ func (x *SetStationRequest) String() string {
 func (*SetStationRequest) ProtoMessage() {}
 
 func (x *SetStationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4609,7 +4817,7 @@ func (x *SetStationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStationRequest.ProtoReflect.Descriptor instead.
 func (*SetStationRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SetStationRequest) GetNetwork() string {
@@ -4634,7 +4842,7 @@ type SetStationResponse struct {
 
 func (x *SetStationResponse) Reset() {
 	*x = SetStationResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4646,7 +4854,7 @@ func (x *SetStationResponse) String() string {
 func (*SetStationResponse) ProtoMessage() {}
 
 func (x *SetStationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4659,7 +4867,7 @@ func (x *SetStationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStationResponse.ProtoReflect.Descriptor instead.
 func (*SetStationResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 type RemoveStationRequest struct {
@@ -4676,7 +4884,7 @@ type RemoveStationRequest struct {
 
 func (x *RemoveStationRequest) Reset() {
 	*x = RemoveStationRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4688,7 +4896,7 @@ func (x *RemoveStationRequest) String() string {
 func (*RemoveStationRequest) ProtoMessage() {}
 
 func (x *RemoveStationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4701,7 +4909,7 @@ func (x *RemoveStationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStationRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStationRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RemoveStationRequest) GetNetwork() string {
@@ -4735,7 +4943,7 @@ type RemoveStationResponse struct {
 
 func (x *RemoveStationResponse) Reset() {
 	*x = RemoveStationResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4747,7 +4955,7 @@ func (x *RemoveStationResponse) String() string {
 func (*RemoveStationResponse) ProtoMessage() {}
 
 func (x *RemoveStationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4760,7 +4968,7 @@ func (x *RemoveStationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStationResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStationResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RemoveStationResponse) GetRemoved() bool {
@@ -4780,7 +4988,7 @@ type RemoveListenerRequest struct {
 
 func (x *RemoveListenerRequest) Reset() {
 	*x = RemoveListenerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4792,7 +5000,7 @@ func (x *RemoveListenerRequest) String() string {
 func (*RemoveListenerRequest) ProtoMessage() {}
 
 func (x *RemoveListenerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4805,7 +5013,7 @@ func (x *RemoveListenerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveListenerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveListenerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RemoveListenerRequest) GetPath() string {
@@ -4825,7 +5033,7 @@ type RemoveListenerResponse struct {
 
 func (x *RemoveListenerResponse) Reset() {
 	*x = RemoveListenerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4837,7 +5045,7 @@ func (x *RemoveListenerResponse) String() string {
 func (*RemoveListenerResponse) ProtoMessage() {}
 
 func (x *RemoveListenerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4850,7 +5058,7 @@ func (x *RemoveListenerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveListenerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveListenerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RemoveListenerResponse) GetRemoved() bool {
@@ -4868,7 +5076,7 @@ type ListSchedulesRequest struct {
 
 func (x *ListSchedulesRequest) Reset() {
 	*x = ListSchedulesRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4880,7 +5088,7 @@ func (x *ListSchedulesRequest) String() string {
 func (*ListSchedulesRequest) ProtoMessage() {}
 
 func (x *ListSchedulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4893,7 +5101,7 @@ func (x *ListSchedulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSchedulesRequest.ProtoReflect.Descriptor instead.
 func (*ListSchedulesRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 type ListSchedulesResponse struct {
@@ -4909,7 +5117,7 @@ type ListSchedulesResponse struct {
 
 func (x *ListSchedulesResponse) Reset() {
 	*x = ListSchedulesResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4921,7 +5129,7 @@ func (x *ListSchedulesResponse) String() string {
 func (*ListSchedulesResponse) ProtoMessage() {}
 
 func (x *ListSchedulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4934,7 +5142,7 @@ func (x *ListSchedulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSchedulesResponse.ProtoReflect.Descriptor instead.
 func (*ListSchedulesResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListSchedulesResponse) GetLinks() []*LinkSchedule {
@@ -4963,7 +5171,7 @@ type AbsentSchedule struct {
 
 func (x *AbsentSchedule) Reset() {
 	*x = AbsentSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4975,7 +5183,7 @@ func (x *AbsentSchedule) String() string {
 func (*AbsentSchedule) ProtoMessage() {}
 
 func (x *AbsentSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4988,7 +5196,7 @@ func (x *AbsentSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbsentSchedule.ProtoReflect.Descriptor instead.
 func (*AbsentSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *AbsentSchedule) GetDatapath() string {
@@ -5047,7 +5255,7 @@ type LinkSchedule struct {
 
 func (x *LinkSchedule) Reset() {
 	*x = LinkSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5059,7 +5267,7 @@ func (x *LinkSchedule) String() string {
 func (*LinkSchedule) ProtoMessage() {}
 
 func (x *LinkSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5072,7 +5280,7 @@ func (x *LinkSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkSchedule.ProtoReflect.Descriptor instead.
 func (*LinkSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *LinkSchedule) GetDatapath() string {
@@ -5212,7 +5420,7 @@ type GateSchedule struct {
 
 func (x *GateSchedule) Reset() {
 	*x = GateSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5224,7 +5432,7 @@ func (x *GateSchedule) String() string {
 func (*GateSchedule) ProtoMessage() {}
 
 func (x *GateSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5237,7 +5445,7 @@ func (x *GateSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateSchedule.ProtoReflect.Descriptor instead.
 func (*GateSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GateSchedule) GetBaseTimeNs() int64 {
@@ -5313,7 +5521,7 @@ type ClassSelection struct {
 
 func (x *ClassSelection) Reset() {
 	*x = ClassSelection{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5325,7 +5533,7 @@ func (x *ClassSelection) String() string {
 func (*ClassSelection) ProtoMessage() {}
 
 func (x *ClassSelection) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5338,7 +5546,7 @@ func (x *ClassSelection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassSelection.ProtoReflect.Descriptor instead.
 func (*ClassSelection) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ClassSelection) GetClass() uint32 {
@@ -5382,7 +5590,7 @@ type GateEntry struct {
 
 func (x *GateEntry) Reset() {
 	*x = GateEntry{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5394,7 +5602,7 @@ func (x *GateEntry) String() string {
 func (*GateEntry) ProtoMessage() {}
 
 func (x *GateEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5407,7 +5615,7 @@ func (x *GateEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateEntry.ProtoReflect.Descriptor instead.
 func (*GateEntry) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *GateEntry) GetGates() uint32 {
@@ -5461,7 +5669,7 @@ type ClassDepartures struct {
 
 func (x *ClassDepartures) Reset() {
 	*x = ClassDepartures{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5473,7 +5681,7 @@ func (x *ClassDepartures) String() string {
 func (*ClassDepartures) ProtoMessage() {}
 
 func (x *ClassDepartures) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5486,7 +5694,7 @@ func (x *ClassDepartures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassDepartures.ProtoReflect.Descriptor instead.
 func (*ClassDepartures) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ClassDepartures) GetClass() uint32 {
@@ -5598,7 +5806,7 @@ type InstallScheduleRequest struct {
 
 func (x *InstallScheduleRequest) Reset() {
 	*x = InstallScheduleRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5610,7 +5818,7 @@ func (x *InstallScheduleRequest) String() string {
 func (*InstallScheduleRequest) ProtoMessage() {}
 
 func (x *InstallScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5623,7 +5831,7 @@ func (x *InstallScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallScheduleRequest.ProtoReflect.Descriptor instead.
 func (*InstallScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *InstallScheduleRequest) GetDatapath() string {
@@ -5674,7 +5882,7 @@ type InstalledSchedules struct {
 
 func (x *InstalledSchedules) Reset() {
 	*x = InstalledSchedules{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5686,7 +5894,7 @@ func (x *InstalledSchedules) String() string {
 func (*InstalledSchedules) ProtoMessage() {}
 
 func (x *InstalledSchedules) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5699,7 +5907,7 @@ func (x *InstalledSchedules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstalledSchedules.ProtoReflect.Descriptor instead.
 func (*InstalledSchedules) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{68}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *InstalledSchedules) GetSchedules() []*InstallScheduleRequest {
@@ -5726,7 +5934,7 @@ type InstallScheduleResponse struct {
 
 func (x *InstallScheduleResponse) Reset() {
 	*x = InstallScheduleResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5738,7 +5946,7 @@ func (x *InstallScheduleResponse) String() string {
 func (*InstallScheduleResponse) ProtoMessage() {}
 
 func (x *InstallScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5751,7 +5959,7 @@ func (x *InstallScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallScheduleResponse.ProtoReflect.Descriptor instead.
 func (*InstallScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{69}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *InstallScheduleResponse) GetBeginsNs() int64 {
@@ -5771,7 +5979,7 @@ type RemoveScheduleRequest struct {
 
 func (x *RemoveScheduleRequest) Reset() {
 	*x = RemoveScheduleRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5783,7 +5991,7 @@ func (x *RemoveScheduleRequest) String() string {
 func (*RemoveScheduleRequest) ProtoMessage() {}
 
 func (x *RemoveScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5796,7 +6004,7 @@ func (x *RemoveScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveScheduleRequest.ProtoReflect.Descriptor instead.
 func (*RemoveScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{70}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RemoveScheduleRequest) GetDatapath() string {
@@ -5816,7 +6024,7 @@ type RemoveScheduleResponse struct {
 
 func (x *RemoveScheduleResponse) Reset() {
 	*x = RemoveScheduleResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5828,7 +6036,7 @@ func (x *RemoveScheduleResponse) String() string {
 func (*RemoveScheduleResponse) ProtoMessage() {}
 
 func (x *RemoveScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5841,7 +6049,7 @@ func (x *RemoveScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveScheduleResponse.ProtoReflect.Descriptor instead.
 func (*RemoveScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{71}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RemoveScheduleResponse) GetRemoved() bool {
@@ -5861,7 +6069,7 @@ type GetClockRequest struct {
 
 func (x *GetClockRequest) Reset() {
 	*x = GetClockRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5873,7 +6081,7 @@ func (x *GetClockRequest) String() string {
 func (*GetClockRequest) ProtoMessage() {}
 
 func (x *GetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5886,7 +6094,7 @@ func (x *GetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClockRequest.ProtoReflect.Descriptor instead.
 func (*GetClockRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{72}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GetClockRequest) GetRequiredNs() uint64 {
@@ -5908,7 +6116,7 @@ type GetClockResponse struct {
 
 func (x *GetClockResponse) Reset() {
 	*x = GetClockResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5920,7 +6128,7 @@ func (x *GetClockResponse) String() string {
 func (*GetClockResponse) ProtoMessage() {}
 
 func (x *GetClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5933,7 +6141,7 @@ func (x *GetClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClockResponse.ProtoReflect.Descriptor instead.
 func (*GetClockResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{73}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *GetClockResponse) GetClock() *Clock {
@@ -5989,7 +6197,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6001,7 +6209,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6014,7 +6222,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{74}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Clock) GetName() string {
@@ -6135,7 +6343,7 @@ type ClockWarning struct {
 
 func (x *ClockWarning) Reset() {
 	*x = ClockWarning{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6147,7 +6355,7 @@ func (x *ClockWarning) String() string {
 func (*ClockWarning) ProtoMessage() {}
 
 func (x *ClockWarning) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6160,7 +6368,7 @@ func (x *ClockWarning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockWarning.ProtoReflect.Descriptor instead.
 func (*ClockWarning) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{75}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ClockWarning) GetCode() string {
@@ -6192,7 +6400,7 @@ type KernelClock struct {
 
 func (x *KernelClock) Reset() {
 	*x = KernelClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6204,7 +6412,7 @@ func (x *KernelClock) String() string {
 func (*KernelClock) ProtoMessage() {}
 
 func (x *KernelClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6217,7 +6425,7 @@ func (x *KernelClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelClock.ProtoReflect.Descriptor instead.
 func (*KernelClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{76}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *KernelClock) GetSynchronised() bool {
@@ -6264,7 +6472,7 @@ type PtpClock struct {
 
 func (x *PtpClock) Reset() {
 	*x = PtpClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6276,7 +6484,7 @@ func (x *PtpClock) String() string {
 func (*PtpClock) ProtoMessage() {}
 
 func (x *PtpClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6289,7 +6497,7 @@ func (x *PtpClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PtpClock.ProtoReflect.Descriptor instead.
 func (*PtpClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{77}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *PtpClock) GetDomain() uint32 {
@@ -6358,7 +6566,7 @@ type ChronyClock struct {
 
 func (x *ChronyClock) Reset() {
 	*x = ChronyClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6370,7 +6578,7 @@ func (x *ChronyClock) String() string {
 func (*ChronyClock) ProtoMessage() {}
 
 func (x *ChronyClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6383,7 +6591,7 @@ func (x *ChronyClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChronyClock.ProtoReflect.Descriptor instead.
 func (*ChronyClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{78}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ChronyClock) GetOffsetNs() int64 {
@@ -6427,7 +6635,7 @@ type DeviceClock struct {
 
 func (x *DeviceClock) Reset() {
 	*x = DeviceClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6439,7 +6647,7 @@ func (x *DeviceClock) String() string {
 func (*DeviceClock) ProtoMessage() {}
 
 func (x *DeviceClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6452,7 +6660,7 @@ func (x *DeviceClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceClock.ProtoReflect.Descriptor instead.
 func (*DeviceClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{79}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *DeviceClock) GetRealtimeMinusDeviceNs() int64 {
@@ -6488,7 +6696,7 @@ type HostClock struct {
 
 func (x *HostClock) Reset() {
 	*x = HostClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6500,7 +6708,7 @@ func (x *HostClock) String() string {
 func (*HostClock) ProtoMessage() {}
 
 func (x *HostClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6513,7 +6721,7 @@ func (x *HostClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostClock.ProtoReflect.Descriptor instead.
 func (*HostClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{80}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *HostClock) GetSynchronised() bool {
@@ -6559,7 +6767,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6571,7 +6779,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6584,7 +6792,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{81}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{85}
 }
 
 type ReloadResponse struct {
@@ -6601,7 +6809,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6613,7 +6821,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6626,7 +6834,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{82}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -6660,7 +6868,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6672,7 +6880,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6685,7 +6893,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{83}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *WatchRequest) GetPeriodMs() uint32 {
@@ -6710,7 +6918,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6722,7 +6930,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6735,7 +6943,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{84}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *WatchResponse) GetMonotonicNs() int64 {
@@ -6785,7 +6993,7 @@ type CaptureRequest struct {
 
 func (x *CaptureRequest) Reset() {
 	*x = CaptureRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[85]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6797,7 +7005,7 @@ func (x *CaptureRequest) String() string {
 func (*CaptureRequest) ProtoMessage() {}
 
 func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[85]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6810,7 +7018,7 @@ func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureRequest.ProtoReflect.Descriptor instead.
 func (*CaptureRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{85}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *CaptureRequest) GetIdentities() []string {
@@ -6840,7 +7048,7 @@ type CaptureResponse struct {
 
 func (x *CaptureResponse) Reset() {
 	*x = CaptureResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[86]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6852,7 +7060,7 @@ func (x *CaptureResponse) String() string {
 func (*CaptureResponse) ProtoMessage() {}
 
 func (x *CaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[86]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6865,7 +7073,7 @@ func (x *CaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureResponse.ProtoReflect.Descriptor instead.
 func (*CaptureResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{86}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *CaptureResponse) GetPackets() []*CapturedPacket {
@@ -6910,7 +7118,7 @@ type CapturedPacket struct {
 
 func (x *CapturedPacket) Reset() {
 	*x = CapturedPacket{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[87]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6922,7 +7130,7 @@ func (x *CapturedPacket) String() string {
 func (*CapturedPacket) ProtoMessage() {}
 
 func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[87]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6935,7 +7143,7 @@ func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapturedPacket.ProtoReflect.Descriptor instead.
 func (*CapturedPacket) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{87}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *CapturedPacket) GetTaiNs() int64 {
@@ -7001,7 +7209,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x19takt/admin/v1/admin.proto\x12\rtakt.admin.v1\"\x12\n" +
 	"\x10GetStatusRequest\"<\n" +
 	"\x11GetStatusResponse\x12'\n" +
-	"\x04node\x18\x01 \x01(\v2\x13.takt.admin.v1.NodeR\x04node\"\x97\x04\n" +
+	"\x04node\x18\x01 \x01(\v2\x13.takt.admin.v1.NodeR\x04node\"\xb2\x04\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12 \n" +
@@ -7020,7 +7228,8 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\rstreams_moved\x18\f \x01(\x04R\fstreamsMoved\x122\n" +
 	"\x06delays\x18\r \x03(\v2\x1a.takt.admin.v1.ClassDelaysR\x06delays\x12:\n" +
 	"\vclock_state\x18\x0e \x01(\x0e2\x19.takt.admin.v1.ClockStateR\n" +
-	"clockState\"\xc1\x01\n" +
+	"clockState\x12\x19\n" +
+	"\bnext_key\x18\x0f \x01(\tR\anextKey\"\xc1\x01\n" +
 	"\vClassDelays\x12\x14\n" +
 	"\x05class\x18\x01 \x01(\rR\x05class\x12\x1a\n" +
 	"\bmessages\x18\x02 \x01(\x04R\bmessages\x12\x15\n" +
@@ -7187,7 +7396,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\bdetoured\x18\x11 \x01(\x04R\bdetoured\"\x12\n" +
 	"\x10ListPeersRequest\">\n" +
 	"\x11ListPeersResponse\x12)\n" +
-	"\x05peers\x18\x01 \x03(\v2\x13.takt.admin.v1.PeerR\x05peers\"\x8b\x03\n" +
+	"\x05peers\x18\x01 \x03(\v2\x13.takt.admin.v1.PeerR\x05peers\"\xa6\x03\n" +
 	"\x04Peer\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12.\n" +
@@ -7202,18 +7411,28 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x0eauthentication\x18\t \x01(\x0e2\x1d.takt.admin.v1.AuthenticationR\x0eauthentication\x12\x10\n" +
 	"\x03key\x18\n" +
 	" \x01(\tR\x03key\x12\x18\n" +
-	"\awarning\x18\v \x01(\tR\awarningB\f\n" +
+	"\awarning\x18\v \x01(\tR\awarning\x12\x19\n" +
+	"\bnext_key\x18\f \x01(\tR\anextKeyB\f\n" +
 	"\n" +
-	"_silent_ms\"<\n" +
+	"_silent_ms\"W\n" +
 	"\x0eAddPeerRequest\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\tR\x03key\"'\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x12\x19\n" +
+	"\bnext_key\x18\x03 \x01(\tR\anextKey\"'\n" +
 	"\x0fAddPeerResponse\x12\x14\n" +
 	"\x05added\x18\x01 \x01(\bR\x05added\"-\n" +
 	"\x11RemovePeerRequest\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\".\n" +
 	"\x12RemovePeerResponse\x12\x18\n" +
-	"\aremoved\x18\x01 \x01(\bR\aremoved\"\x16\n" +
+	"\aremoved\x18\x01 \x01(\bR\aremoved\"\x10\n" +
+	"\x0eNextKeyRequest\"#\n" +
+	"\x0fNextKeyResponse\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\"$\n" +
+	"\x10SwitchKeyRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\"A\n" +
+	"\x11SwitchKeyResponse\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1a\n" +
+	"\bswitched\x18\x02 \x01(\bR\bswitched\"\x16\n" +
 	"\x14ListDatapathsRequest\"N\n" +
 	"\x15ListDatapathsResponse\x125\n" +
 	"\tdatapaths\x18\x01 \x03(\v2\x17.takt.admin.v1.DatapathR\tdatapaths\"\x9e\x02\n" +
@@ -7556,7 +7775,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x17CLOCK_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18CLOCK_STATE_SYNCHRONISED\x10\x01\x12\x18\n" +
 	"\x14CLOCK_STATE_HOLDOVER\x10\x02\x12\x1c\n" +
-	"\x18CLOCK_STATE_FREE_RUNNING\x10\x032\xaa\x0f\n" +
+	"\x18CLOCK_STATE_FREE_RUNNING\x10\x032\xc4\x10\n" +
 	"\x05Admin\x12N\n" +
 	"\tGetStatus\x12\x1f.takt.admin.v1.GetStatusRequest\x1a .takt.admin.v1.GetStatusResponse\x12W\n" +
 	"\fListSessions\x12\".takt.admin.v1.ListSessionsRequest\x1a#.takt.admin.v1.ListSessionsResponse\x12Q\n" +
@@ -7569,7 +7788,9 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\tListPeers\x12\x1f.takt.admin.v1.ListPeersRequest\x1a .takt.admin.v1.ListPeersResponse\x12H\n" +
 	"\aAddPeer\x12\x1d.takt.admin.v1.AddPeerRequest\x1a\x1e.takt.admin.v1.AddPeerResponse\x12Q\n" +
 	"\n" +
-	"RemovePeer\x12 .takt.admin.v1.RemovePeerRequest\x1a!.takt.admin.v1.RemovePeerResponse\x12Z\n" +
+	"RemovePeer\x12 .takt.admin.v1.RemovePeerRequest\x1a!.takt.admin.v1.RemovePeerResponse\x12H\n" +
+	"\aNextKey\x12\x1d.takt.admin.v1.NextKeyRequest\x1a\x1e.takt.admin.v1.NextKeyResponse\x12N\n" +
+	"\tSwitchKey\x12\x1f.takt.admin.v1.SwitchKeyRequest\x1a .takt.admin.v1.SwitchKeyResponse\x12Z\n" +
 	"\rListDatapaths\x12#.takt.admin.v1.ListDatapathsRequest\x1a$.takt.admin.v1.ListDatapathsResponse\x12Z\n" +
 	"\rListListeners\x12#.takt.admin.v1.ListListenersRequest\x1a$.takt.admin.v1.ListListenersResponse\x12T\n" +
 	"\vSetListener\x12!.takt.admin.v1.SetListenerRequest\x1a\".takt.admin.v1.SetListenerResponse\x12]\n" +
@@ -7599,7 +7820,7 @@ func file_takt_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_takt_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 88)
+var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
 var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(Protection)(0),                 // 0: takt.admin.v1.Protection
 	(Acceleration)(0),               // 1: takt.admin.v1.Acceleration
@@ -7640,61 +7861,65 @@ var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(*AddPeerResponse)(nil),         // 36: takt.admin.v1.AddPeerResponse
 	(*RemovePeerRequest)(nil),       // 37: takt.admin.v1.RemovePeerRequest
 	(*RemovePeerResponse)(nil),      // 38: takt.admin.v1.RemovePeerResponse
-	(*ListDatapathsRequest)(nil),    // 39: takt.admin.v1.ListDatapathsRequest
-	(*ListDatapathsResponse)(nil),   // 40: takt.admin.v1.ListDatapathsResponse
-	(*Datapath)(nil),                // 41: takt.admin.v1.Datapath
-	(*ListListenersRequest)(nil),    // 42: takt.admin.v1.ListListenersRequest
-	(*ListListenersResponse)(nil),   // 43: takt.admin.v1.ListListenersResponse
-	(*ListenerStatus)(nil),          // 44: takt.admin.v1.ListenerStatus
-	(*DeclaredStreamCounters)(nil),  // 45: takt.admin.v1.DeclaredStreamCounters
-	(*Listener)(nil),                // 46: takt.admin.v1.Listener
-	(*DeclaredStream)(nil),          // 47: takt.admin.v1.DeclaredStream
-	(*Endpoint)(nil),                // 48: takt.admin.v1.Endpoint
-	(*ChannelRange)(nil),            // 49: takt.admin.v1.ChannelRange
-	(*SetListenerRequest)(nil),      // 50: takt.admin.v1.SetListenerRequest
-	(*KeptListeners)(nil),           // 51: takt.admin.v1.KeptListeners
-	(*SetListenerResponse)(nil),     // 52: takt.admin.v1.SetListenerResponse
-	(*ListNetworksRequest)(nil),     // 53: takt.admin.v1.ListNetworksRequest
-	(*ListNetworksResponse)(nil),    // 54: takt.admin.v1.ListNetworksResponse
-	(*Network)(nil),                 // 55: takt.admin.v1.Network
-	(*Route)(nil),                   // 56: takt.admin.v1.Route
-	(*Station)(nil),                 // 57: takt.admin.v1.Station
-	(*NetworkCounters)(nil),         // 58: takt.admin.v1.NetworkCounters
-	(*SetStationRequest)(nil),       // 59: takt.admin.v1.SetStationRequest
-	(*SetStationResponse)(nil),      // 60: takt.admin.v1.SetStationResponse
-	(*RemoveStationRequest)(nil),    // 61: takt.admin.v1.RemoveStationRequest
-	(*RemoveStationResponse)(nil),   // 62: takt.admin.v1.RemoveStationResponse
-	(*RemoveListenerRequest)(nil),   // 63: takt.admin.v1.RemoveListenerRequest
-	(*RemoveListenerResponse)(nil),  // 64: takt.admin.v1.RemoveListenerResponse
-	(*ListSchedulesRequest)(nil),    // 65: takt.admin.v1.ListSchedulesRequest
-	(*ListSchedulesResponse)(nil),   // 66: takt.admin.v1.ListSchedulesResponse
-	(*AbsentSchedule)(nil),          // 67: takt.admin.v1.AbsentSchedule
-	(*LinkSchedule)(nil),            // 68: takt.admin.v1.LinkSchedule
-	(*GateSchedule)(nil),            // 69: takt.admin.v1.GateSchedule
-	(*ClassSelection)(nil),          // 70: takt.admin.v1.ClassSelection
-	(*GateEntry)(nil),               // 71: takt.admin.v1.GateEntry
-	(*ClassDepartures)(nil),         // 72: takt.admin.v1.ClassDepartures
-	(*InstallScheduleRequest)(nil),  // 73: takt.admin.v1.InstallScheduleRequest
-	(*InstalledSchedules)(nil),      // 74: takt.admin.v1.InstalledSchedules
-	(*InstallScheduleResponse)(nil), // 75: takt.admin.v1.InstallScheduleResponse
-	(*RemoveScheduleRequest)(nil),   // 76: takt.admin.v1.RemoveScheduleRequest
-	(*RemoveScheduleResponse)(nil),  // 77: takt.admin.v1.RemoveScheduleResponse
-	(*GetClockRequest)(nil),         // 78: takt.admin.v1.GetClockRequest
-	(*GetClockResponse)(nil),        // 79: takt.admin.v1.GetClockResponse
-	(*Clock)(nil),                   // 80: takt.admin.v1.Clock
-	(*ClockWarning)(nil),            // 81: takt.admin.v1.ClockWarning
-	(*KernelClock)(nil),             // 82: takt.admin.v1.KernelClock
-	(*PtpClock)(nil),                // 83: takt.admin.v1.PtpClock
-	(*ChronyClock)(nil),             // 84: takt.admin.v1.ChronyClock
-	(*DeviceClock)(nil),             // 85: takt.admin.v1.DeviceClock
-	(*HostClock)(nil),               // 86: takt.admin.v1.HostClock
-	(*ReloadRequest)(nil),           // 87: takt.admin.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 88: takt.admin.v1.ReloadResponse
-	(*WatchRequest)(nil),            // 89: takt.admin.v1.WatchRequest
-	(*WatchResponse)(nil),           // 90: takt.admin.v1.WatchResponse
-	(*CaptureRequest)(nil),          // 91: takt.admin.v1.CaptureRequest
-	(*CaptureResponse)(nil),         // 92: takt.admin.v1.CaptureResponse
-	(*CapturedPacket)(nil),          // 93: takt.admin.v1.CapturedPacket
+	(*NextKeyRequest)(nil),          // 39: takt.admin.v1.NextKeyRequest
+	(*NextKeyResponse)(nil),         // 40: takt.admin.v1.NextKeyResponse
+	(*SwitchKeyRequest)(nil),        // 41: takt.admin.v1.SwitchKeyRequest
+	(*SwitchKeyResponse)(nil),       // 42: takt.admin.v1.SwitchKeyResponse
+	(*ListDatapathsRequest)(nil),    // 43: takt.admin.v1.ListDatapathsRequest
+	(*ListDatapathsResponse)(nil),   // 44: takt.admin.v1.ListDatapathsResponse
+	(*Datapath)(nil),                // 45: takt.admin.v1.Datapath
+	(*ListListenersRequest)(nil),    // 46: takt.admin.v1.ListListenersRequest
+	(*ListListenersResponse)(nil),   // 47: takt.admin.v1.ListListenersResponse
+	(*ListenerStatus)(nil),          // 48: takt.admin.v1.ListenerStatus
+	(*DeclaredStreamCounters)(nil),  // 49: takt.admin.v1.DeclaredStreamCounters
+	(*Listener)(nil),                // 50: takt.admin.v1.Listener
+	(*DeclaredStream)(nil),          // 51: takt.admin.v1.DeclaredStream
+	(*Endpoint)(nil),                // 52: takt.admin.v1.Endpoint
+	(*ChannelRange)(nil),            // 53: takt.admin.v1.ChannelRange
+	(*SetListenerRequest)(nil),      // 54: takt.admin.v1.SetListenerRequest
+	(*KeptListeners)(nil),           // 55: takt.admin.v1.KeptListeners
+	(*SetListenerResponse)(nil),     // 56: takt.admin.v1.SetListenerResponse
+	(*ListNetworksRequest)(nil),     // 57: takt.admin.v1.ListNetworksRequest
+	(*ListNetworksResponse)(nil),    // 58: takt.admin.v1.ListNetworksResponse
+	(*Network)(nil),                 // 59: takt.admin.v1.Network
+	(*Route)(nil),                   // 60: takt.admin.v1.Route
+	(*Station)(nil),                 // 61: takt.admin.v1.Station
+	(*NetworkCounters)(nil),         // 62: takt.admin.v1.NetworkCounters
+	(*SetStationRequest)(nil),       // 63: takt.admin.v1.SetStationRequest
+	(*SetStationResponse)(nil),      // 64: takt.admin.v1.SetStationResponse
+	(*RemoveStationRequest)(nil),    // 65: takt.admin.v1.RemoveStationRequest
+	(*RemoveStationResponse)(nil),   // 66: takt.admin.v1.RemoveStationResponse
+	(*RemoveListenerRequest)(nil),   // 67: takt.admin.v1.RemoveListenerRequest
+	(*RemoveListenerResponse)(nil),  // 68: takt.admin.v1.RemoveListenerResponse
+	(*ListSchedulesRequest)(nil),    // 69: takt.admin.v1.ListSchedulesRequest
+	(*ListSchedulesResponse)(nil),   // 70: takt.admin.v1.ListSchedulesResponse
+	(*AbsentSchedule)(nil),          // 71: takt.admin.v1.AbsentSchedule
+	(*LinkSchedule)(nil),            // 72: takt.admin.v1.LinkSchedule
+	(*GateSchedule)(nil),            // 73: takt.admin.v1.GateSchedule
+	(*ClassSelection)(nil),          // 74: takt.admin.v1.ClassSelection
+	(*GateEntry)(nil),               // 75: takt.admin.v1.GateEntry
+	(*ClassDepartures)(nil),         // 76: takt.admin.v1.ClassDepartures
+	(*InstallScheduleRequest)(nil),  // 77: takt.admin.v1.InstallScheduleRequest
+	(*InstalledSchedules)(nil),      // 78: takt.admin.v1.InstalledSchedules
+	(*InstallScheduleResponse)(nil), // 79: takt.admin.v1.InstallScheduleResponse
+	(*RemoveScheduleRequest)(nil),   // 80: takt.admin.v1.RemoveScheduleRequest
+	(*RemoveScheduleResponse)(nil),  // 81: takt.admin.v1.RemoveScheduleResponse
+	(*GetClockRequest)(nil),         // 82: takt.admin.v1.GetClockRequest
+	(*GetClockResponse)(nil),        // 83: takt.admin.v1.GetClockResponse
+	(*Clock)(nil),                   // 84: takt.admin.v1.Clock
+	(*ClockWarning)(nil),            // 85: takt.admin.v1.ClockWarning
+	(*KernelClock)(nil),             // 86: takt.admin.v1.KernelClock
+	(*PtpClock)(nil),                // 87: takt.admin.v1.PtpClock
+	(*ChronyClock)(nil),             // 88: takt.admin.v1.ChronyClock
+	(*DeviceClock)(nil),             // 89: takt.admin.v1.DeviceClock
+	(*HostClock)(nil),               // 90: takt.admin.v1.HostClock
+	(*ReloadRequest)(nil),           // 91: takt.admin.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 92: takt.admin.v1.ReloadResponse
+	(*WatchRequest)(nil),            // 93: takt.admin.v1.WatchRequest
+	(*WatchResponse)(nil),           // 94: takt.admin.v1.WatchResponse
+	(*CaptureRequest)(nil),          // 95: takt.admin.v1.CaptureRequest
+	(*CaptureResponse)(nil),         // 96: takt.admin.v1.CaptureResponse
+	(*CapturedPacket)(nil),          // 97: takt.admin.v1.CapturedPacket
 }
 var file_takt_admin_v1_admin_proto_depIdxs = []int32{
 	8,  // 0: takt.admin.v1.GetStatusResponse.node:type_name -> takt.admin.v1.Node
@@ -7718,46 +7943,46 @@ var file_takt_admin_v1_admin_proto_depIdxs = []int32{
 	34, // 18: takt.admin.v1.ListPeersResponse.peers:type_name -> takt.admin.v1.Peer
 	4,  // 19: takt.admin.v1.Peer.state:type_name -> takt.admin.v1.PeerState
 	3,  // 20: takt.admin.v1.Peer.authentication:type_name -> takt.admin.v1.Authentication
-	41, // 21: takt.admin.v1.ListDatapathsResponse.datapaths:type_name -> takt.admin.v1.Datapath
-	44, // 22: takt.admin.v1.ListListenersResponse.listeners:type_name -> takt.admin.v1.ListenerStatus
-	46, // 23: takt.admin.v1.ListenerStatus.listener:type_name -> takt.admin.v1.Listener
+	45, // 21: takt.admin.v1.ListDatapathsResponse.datapaths:type_name -> takt.admin.v1.Datapath
+	48, // 22: takt.admin.v1.ListListenersResponse.listeners:type_name -> takt.admin.v1.ListenerStatus
+	50, // 23: takt.admin.v1.ListenerStatus.listener:type_name -> takt.admin.v1.Listener
 	17, // 24: takt.admin.v1.ListenerStatus.unserved:type_name -> takt.admin.v1.Unserved
-	45, // 25: takt.admin.v1.ListenerStatus.streams:type_name -> takt.admin.v1.DeclaredStreamCounters
+	49, // 25: takt.admin.v1.ListenerStatus.streams:type_name -> takt.admin.v1.DeclaredStreamCounters
 	21, // 26: takt.admin.v1.ListenerStatus.counters:type_name -> takt.admin.v1.SessionCounters
-	49, // 27: takt.admin.v1.Listener.write:type_name -> takt.admin.v1.ChannelRange
-	49, // 28: takt.admin.v1.Listener.read:type_name -> takt.admin.v1.ChannelRange
-	48, // 29: takt.admin.v1.Listener.endpoint:type_name -> takt.admin.v1.Endpoint
-	47, // 30: takt.admin.v1.Listener.streams:type_name -> takt.admin.v1.DeclaredStream
-	46, // 31: takt.admin.v1.SetListenerRequest.listener:type_name -> takt.admin.v1.Listener
-	46, // 32: takt.admin.v1.KeptListeners.listeners:type_name -> takt.admin.v1.Listener
-	55, // 33: takt.admin.v1.ListNetworksResponse.networks:type_name -> takt.admin.v1.Network
-	57, // 34: takt.admin.v1.Network.stations:type_name -> takt.admin.v1.Station
-	58, // 35: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
-	56, // 36: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
-	57, // 37: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
-	68, // 38: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
-	67, // 39: takt.admin.v1.ListSchedulesResponse.absent:type_name -> takt.admin.v1.AbsentSchedule
-	69, // 40: takt.admin.v1.AbsentSchedule.schedule:type_name -> takt.admin.v1.GateSchedule
-	69, // 41: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
-	69, // 42: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
-	72, // 43: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
-	71, // 44: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
-	70, // 45: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
-	69, // 46: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
-	73, // 47: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
-	80, // 48: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
+	53, // 27: takt.admin.v1.Listener.write:type_name -> takt.admin.v1.ChannelRange
+	53, // 28: takt.admin.v1.Listener.read:type_name -> takt.admin.v1.ChannelRange
+	52, // 29: takt.admin.v1.Listener.endpoint:type_name -> takt.admin.v1.Endpoint
+	51, // 30: takt.admin.v1.Listener.streams:type_name -> takt.admin.v1.DeclaredStream
+	50, // 31: takt.admin.v1.SetListenerRequest.listener:type_name -> takt.admin.v1.Listener
+	50, // 32: takt.admin.v1.KeptListeners.listeners:type_name -> takt.admin.v1.Listener
+	59, // 33: takt.admin.v1.ListNetworksResponse.networks:type_name -> takt.admin.v1.Network
+	61, // 34: takt.admin.v1.Network.stations:type_name -> takt.admin.v1.Station
+	62, // 35: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
+	60, // 36: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
+	61, // 37: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
+	72, // 38: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
+	71, // 39: takt.admin.v1.ListSchedulesResponse.absent:type_name -> takt.admin.v1.AbsentSchedule
+	73, // 40: takt.admin.v1.AbsentSchedule.schedule:type_name -> takt.admin.v1.GateSchedule
+	73, // 41: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
+	73, // 42: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
+	76, // 43: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
+	75, // 44: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
+	74, // 45: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
+	73, // 46: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
+	77, // 47: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
+	84, // 48: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
 	5,  // 49: takt.admin.v1.Clock.state:type_name -> takt.admin.v1.ClockState
-	81, // 50: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
-	82, // 51: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
-	83, // 52: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
-	84, // 53: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
-	85, // 54: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
-	86, // 55: takt.admin.v1.Clock.host:type_name -> takt.admin.v1.HostClock
+	85, // 50: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
+	86, // 51: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
+	87, // 52: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
+	88, // 53: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
+	89, // 54: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
+	90, // 55: takt.admin.v1.Clock.host:type_name -> takt.admin.v1.HostClock
 	8,  // 56: takt.admin.v1.WatchResponse.node:type_name -> takt.admin.v1.Node
 	18, // 57: takt.admin.v1.WatchResponse.sessions:type_name -> takt.admin.v1.Session
 	30, // 58: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
 	34, // 59: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
-	93, // 60: takt.admin.v1.CaptureResponse.packets:type_name -> takt.admin.v1.CapturedPacket
+	97, // 60: takt.admin.v1.CaptureResponse.packets:type_name -> takt.admin.v1.CapturedPacket
 	6,  // 61: takt.admin.v1.Admin.GetStatus:input_type -> takt.admin.v1.GetStatusRequest
 	15, // 62: takt.admin.v1.Admin.ListSessions:input_type -> takt.admin.v1.ListSessionsRequest
 	22, // 63: takt.admin.v1.Admin.EndSession:input_type -> takt.admin.v1.EndSessionRequest
@@ -7767,45 +7992,49 @@ var file_takt_admin_v1_admin_proto_depIdxs = []int32{
 	32, // 67: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
 	35, // 68: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
 	37, // 69: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
-	39, // 70: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
-	42, // 71: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
-	50, // 72: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
-	63, // 73: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
-	53, // 74: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
-	59, // 75: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
-	61, // 76: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
-	65, // 77: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
-	73, // 78: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
-	76, // 79: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
-	78, // 80: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
-	87, // 81: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
-	89, // 82: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
-	91, // 83: takt.admin.v1.Admin.Capture:input_type -> takt.admin.v1.CaptureRequest
-	7,  // 84: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
-	16, // 85: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
-	23, // 86: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
-	25, // 87: takt.admin.v1.Admin.MoveSession:output_type -> takt.admin.v1.MoveSessionResponse
-	27, // 88: takt.admin.v1.Admin.MapChannel:output_type -> takt.admin.v1.MapChannelResponse
-	29, // 89: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
-	33, // 90: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
-	36, // 91: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
-	38, // 92: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
-	40, // 93: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
-	43, // 94: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
-	52, // 95: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
-	64, // 96: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
-	54, // 97: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
-	60, // 98: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
-	62, // 99: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
-	66, // 100: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
-	75, // 101: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
-	77, // 102: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
-	79, // 103: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
-	88, // 104: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
-	90, // 105: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
-	92, // 106: takt.admin.v1.Admin.Capture:output_type -> takt.admin.v1.CaptureResponse
-	84, // [84:107] is the sub-list for method output_type
-	61, // [61:84] is the sub-list for method input_type
+	39, // 70: takt.admin.v1.Admin.NextKey:input_type -> takt.admin.v1.NextKeyRequest
+	41, // 71: takt.admin.v1.Admin.SwitchKey:input_type -> takt.admin.v1.SwitchKeyRequest
+	43, // 72: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
+	46, // 73: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
+	54, // 74: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
+	67, // 75: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
+	57, // 76: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
+	63, // 77: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
+	65, // 78: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
+	69, // 79: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
+	77, // 80: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
+	80, // 81: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
+	82, // 82: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
+	91, // 83: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
+	93, // 84: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
+	95, // 85: takt.admin.v1.Admin.Capture:input_type -> takt.admin.v1.CaptureRequest
+	7,  // 86: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
+	16, // 87: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
+	23, // 88: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
+	25, // 89: takt.admin.v1.Admin.MoveSession:output_type -> takt.admin.v1.MoveSessionResponse
+	27, // 90: takt.admin.v1.Admin.MapChannel:output_type -> takt.admin.v1.MapChannelResponse
+	29, // 91: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
+	33, // 92: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
+	36, // 93: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
+	38, // 94: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
+	40, // 95: takt.admin.v1.Admin.NextKey:output_type -> takt.admin.v1.NextKeyResponse
+	42, // 96: takt.admin.v1.Admin.SwitchKey:output_type -> takt.admin.v1.SwitchKeyResponse
+	44, // 97: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
+	47, // 98: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
+	56, // 99: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
+	68, // 100: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
+	58, // 101: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
+	64, // 102: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
+	66, // 103: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
+	70, // 104: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
+	79, // 105: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
+	81, // 106: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
+	83, // 107: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
+	92, // 108: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
+	94, // 109: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
+	96, // 110: takt.admin.v1.Admin.Capture:output_type -> takt.admin.v1.CaptureResponse
+	86, // [86:111] is the sub-list for method output_type
+	61, // [61:86] is the sub-list for method input_type
 	61, // [61:61] is the sub-list for extension type_name
 	61, // [61:61] is the sub-list for extension extendee
 	0,  // [0:61] is the sub-list for field type_name
@@ -7818,19 +8047,19 @@ func file_takt_admin_v1_admin_proto_init() {
 	}
 	file_takt_admin_v1_admin_proto_msgTypes[14].OneofWrappers = []any{}
 	file_takt_admin_v1_admin_proto_msgTypes[28].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[41].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[49].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[62].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[63].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[72].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[74].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[45].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[53].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[66].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[67].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[76].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[78].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_takt_admin_v1_admin_proto_rawDesc), len(file_takt_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   88,
+			NumMessages:   92,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -45,6 +45,8 @@ const (
 	Admin_ListPeers_FullMethodName       = "/takt.admin.v1.Admin/ListPeers"
 	Admin_AddPeer_FullMethodName         = "/takt.admin.v1.Admin/AddPeer"
 	Admin_RemovePeer_FullMethodName      = "/takt.admin.v1.Admin/RemovePeer"
+	Admin_NextKey_FullMethodName         = "/takt.admin.v1.Admin/NextKey"
+	Admin_SwitchKey_FullMethodName       = "/takt.admin.v1.Admin/SwitchKey"
 	Admin_ListDatapaths_FullMethodName   = "/takt.admin.v1.Admin/ListDatapaths"
 	Admin_ListListeners_FullMethodName   = "/takt.admin.v1.Admin/ListListeners"
 	Admin_SetListener_FullMethodName     = "/takt.admin.v1.Admin/SetListener"
@@ -85,10 +87,17 @@ type AdminClient interface {
 	ListChannels(ctx context.Context, in *ListChannelsRequest, opts ...grpc.CallOption) (*ListChannelsResponse, error)
 	// All other nodes that this one knows.
 	ListPeers(ctx context.Context, in *ListPeersRequest, opts ...grpc.CallOption) (*ListPeersResponse, error)
-	// Adds a peer until it is removed or the node stops. Adding one that is there changes nothing.
+	// Adds a peer until it is removed or the node stops. Adding one that is there changes nothing but its keys.
 	AddPeer(ctx context.Context, in *AddPeerRequest, opts ...grpc.CallOption) (*AddPeerResponse, error)
 	// Removes a peer and the routes to it. One that the configuration names comes back at the next start.
 	RemovePeer(ctx context.Context, in *RemovePeerRequest, opts ...grpc.CallOption) (*RemovePeerResponse, error)
+	// The key that this node is going to have: makes and keeps one, if there is none yet, for its peers to list as `next_key`.
+	// FAILED_PRECONDITION: the node has no key, or its key file cannot be written.
+	NextKey(ctx context.Context, in *NextKeyRequest, opts ...grpc.CallOption) (*NextKeyResponse, error)
+	// Gives the node its next key, also for the next start. It proves itself by that one to all peers within seconds, and what is under
+	// way is not lost; a peer that does not list it loses the node after 11 minutes or more. FAILED_PRECONDITION: there is no next key,
+	// or another one than that of the request.
+	SwitchKey(ctx context.Context, in *SwitchKeyRequest, opts ...grpc.CallOption) (*SwitchKeyResponse, error)
 	// All technologies, also those that are configured and unavailable.
 	ListDatapaths(ctx context.Context, in *ListDatapathsRequest, opts ...grpc.CallOption) (*ListDatapathsResponse, error)
 	// All sockets where applications attach.
@@ -219,6 +228,26 @@ func (c *adminClient) RemovePeer(ctx context.Context, in *RemovePeerRequest, opt
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RemovePeerResponse)
 	err := c.cc.Invoke(ctx, Admin_RemovePeer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) NextKey(ctx context.Context, in *NextKeyRequest, opts ...grpc.CallOption) (*NextKeyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NextKeyResponse)
+	err := c.cc.Invoke(ctx, Admin_NextKey_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) SwitchKey(ctx context.Context, in *SwitchKeyRequest, opts ...grpc.CallOption) (*SwitchKeyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SwitchKeyResponse)
+	err := c.cc.Invoke(ctx, Admin_SwitchKey_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -407,10 +436,17 @@ type AdminServer interface {
 	ListChannels(context.Context, *ListChannelsRequest) (*ListChannelsResponse, error)
 	// All other nodes that this one knows.
 	ListPeers(context.Context, *ListPeersRequest) (*ListPeersResponse, error)
-	// Adds a peer until it is removed or the node stops. Adding one that is there changes nothing.
+	// Adds a peer until it is removed or the node stops. Adding one that is there changes nothing but its keys.
 	AddPeer(context.Context, *AddPeerRequest) (*AddPeerResponse, error)
 	// Removes a peer and the routes to it. One that the configuration names comes back at the next start.
 	RemovePeer(context.Context, *RemovePeerRequest) (*RemovePeerResponse, error)
+	// The key that this node is going to have: makes and keeps one, if there is none yet, for its peers to list as `next_key`.
+	// FAILED_PRECONDITION: the node has no key, or its key file cannot be written.
+	NextKey(context.Context, *NextKeyRequest) (*NextKeyResponse, error)
+	// Gives the node its next key, also for the next start. It proves itself by that one to all peers within seconds, and what is under
+	// way is not lost; a peer that does not list it loses the node after 11 minutes or more. FAILED_PRECONDITION: there is no next key,
+	// or another one than that of the request.
+	SwitchKey(context.Context, *SwitchKeyRequest) (*SwitchKeyResponse, error)
 	// All technologies, also those that are configured and unavailable.
 	ListDatapaths(context.Context, *ListDatapathsRequest) (*ListDatapathsResponse, error)
 	// All sockets where applications attach.
@@ -483,6 +519,12 @@ func (UnimplementedAdminServer) AddPeer(context.Context, *AddPeerRequest) (*AddP
 }
 func (UnimplementedAdminServer) RemovePeer(context.Context, *RemovePeerRequest) (*RemovePeerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemovePeer not implemented")
+}
+func (UnimplementedAdminServer) NextKey(context.Context, *NextKeyRequest) (*NextKeyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NextKey not implemented")
+}
+func (UnimplementedAdminServer) SwitchKey(context.Context, *SwitchKeyRequest) (*SwitchKeyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SwitchKey not implemented")
 }
 func (UnimplementedAdminServer) ListDatapaths(context.Context, *ListDatapathsRequest) (*ListDatapathsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListDatapaths not implemented")
@@ -705,6 +747,42 @@ func _Admin_RemovePeer_Handler(srv interface{}, ctx context.Context, dec func(in
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AdminServer).RemovePeer(ctx, req.(*RemovePeerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_NextKey_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NextKeyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).NextKey(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_NextKey_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).NextKey(ctx, req.(*NextKeyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_SwitchKey_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SwitchKeyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).SwitchKey(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_SwitchKey_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).SwitchKey(ctx, req.(*SwitchKeyRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -989,6 +1067,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemovePeer",
 			Handler:    _Admin_RemovePeer_Handler,
+		},
+		{
+			MethodName: "NextKey",
+			Handler:    _Admin_NextKey_Handler,
+		},
+		{
+			MethodName: "SwitchKey",
+			Handler:    _Admin_SwitchKey_Handler,
 		},
 		{
 			MethodName: "ListDatapaths",

@@ -10,6 +10,7 @@ mod dpdk;
 mod fabric;
 mod gates;
 mod hosts;
+mod keys;
 mod kills;
 mod lanes;
 mod links;

@@ -169,7 +169,7 @@ impl Settings {
                     None => (None, peer),
                 };
                 let address = parse(peers, address, expected)?;
-                settings.peers.push(PeerConfig { address, key });
+                settings.peers.push(PeerConfig::known_by(address, key));
             }
         }
         if let Some(value) = variable(protection) {

@@ -11,7 +11,7 @@ use takt_schedule::{ClassTable, Link, Schedule};
 use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
 
-use crate::peering::keys::{PeerConfig, Security};
+use crate::peering::keys::{PeerConfig, PrivateKey, Security};
 use crate::peering::{AcceptNet, Meeting};
 use crate::policy::{MappingPolicy, Policy};
 
@@ -382,12 +382,15 @@ impl KeyMissing {
         match peer.key {
             _ if !security.is_on() => Ok(()),
             None if security.group.is_none() => Err(Self::Peer(peer.address)),
-            Some(key) => match &security.node {
-                None => Err(Self::Node(peer.address)),
-                Some(own) if own.public() == key => Err(Self::Own(peer.address)),
-                Some(_) => Ok(()),
-            },
-            _ => Ok(()),
+            Some(_) if security.node.is_none() => Err(Self::Node(peer.address)),
+            _ => {
+                let own = security.node.iter().chain(&security.next);
+                let mut own = own.map(PrivateKey::public).map(Some);
+                match own.any(|own| own == peer.key || own == peer.next_key) {
+                    true => Err(Self::Own(peer.address)),
+                    false => Ok(()),
+                }
+            }
         }
     }
 

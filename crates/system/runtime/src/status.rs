@@ -50,6 +50,8 @@ pub struct NodeStatus {
     pub protection: Protection,
     /// By what peers know this node, if it has a key of its own.
     pub key: Option<PublicKey>,
+    /// By what they may know it as well: the key that it is going to have.
+    pub next_key: Option<PublicKey>,
     /// Whether it has a group's key.
     pub group: bool,
 }

@@ -14,6 +14,7 @@ use crate::config::{self, ConfigError, Settings};
 use crate::datapaths::{Assembled, assemble};
 use crate::kept::{self, KeptError};
 use crate::logging::LogLevel;
+use crate::security::{self, KeyFileError, PrivateKey, PublicKey};
 
 /// A node in operation. Dropping it stops it at once.
 pub struct Node {
@@ -47,6 +48,45 @@ pub enum SetListenerError {
     /// It is set, and not written down.
     #[error("done, but not for the next start of the node: {0}")]
     NotKept(std::io::Error),
+    /// There is no runtime any more.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+/// Why a node does not get another key.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeKeyError {
+    /// There are none.
+    #[error(
+        "this node authenticates nobody (`security.protection = \"none\"`): it has no key to change"
+    )]
+    Off,
+    /// It has none of its own.
+    #[error(
+        "this node has no key of its own: configure a `security.key_file` that it may write, and restart it"
+    )]
+    None,
+    /// None was made.
+    #[error(
+        "this node has no next key: `takt key rotate` (NextKey) makes one, for its peers to list"
+    )]
+    NoNext,
+    /// Another one was made.
+    #[error("the next key of this node is {next}, not {wanted}: let its peers list that one")]
+    Another {
+        /// Which is wanted.
+        wanted: PublicKey,
+        /// Which is there.
+        next: PublicKey,
+    },
+    /// Somebody has changed the file.
+    #[error(
+        "{0} holds another key than the one that was made: `takt key rotate` (NextKey) takes it, for its peers to list"
+    )]
+    Changed(PathBuf),
+    /// Its file.
+    #[error(transparent)]
+    File(#[from] KeyFileError),
     /// There is no runtime any more.
     #[error(transparent)]
     Stopped(#[from] Stopped),
@@ -221,6 +261,53 @@ impl Node {
             *kept = wanted;
         }
         Ok(Ok(()))
+    }
+
+    /// The public key that the node is going to have: its key is made and kept if it is not there yet.
+    ///
+    /// # Errors
+    /// [`NodeKeyError`].
+    pub fn next_key(&self) -> Result<PublicKey, NodeKeyError> {
+        let mut settings = self.lock();
+        let file = key_file(&settings)?;
+        let security = &mut settings.runtime.security;
+        let next = security::next(&file, security.next.as_ref())?;
+        if security.next.as_ref() != Some(&next) {
+            self.handle.set_next_key(next.clone())?;
+            tracing::info!(public = %next.public(), "made the next key of this node");
+        }
+        let public = next.public();
+        security.next = Some(next);
+        Ok(public)
+    }
+
+    /// The next key is the node's from now on, in its file first. `wanted`: no other one. The public key, and whether it was
+    /// another before.
+    ///
+    /// # Errors
+    /// [`NodeKeyError`]; the key is the one before.
+    pub fn switch_key(&self, wanted: Option<PublicKey>) -> Result<(PublicKey, bool), NodeKeyError> {
+        let mut settings = self.lock();
+        let file = key_file(&settings)?;
+        let security = &mut settings.runtime.security;
+        let own = security.node.as_ref().map(PrivateKey::public);
+        if let Some(wanted) = wanted.filter(|_| wanted == own) {
+            return Ok((wanted, false));
+        }
+        let next = security.next.as_ref().map(PrivateKey::public);
+        let next = next.ok_or(NodeKeyError::NoNext)?;
+        if let Some(wanted) = wanted.filter(|wanted| *wanted != next) {
+            return Err(NodeKeyError::Another { wanted, next });
+        }
+        // The file may have gone, or have been changed.
+        if security::next(&file, security.next.as_ref())?.public() != next {
+            return Err(NodeKeyError::Changed(security::next_file(&file)));
+        }
+        security::switch(&file)?;
+        security.switch();
+        self.handle.switch_key()?;
+        tracing::info!(public = %next, "this node has its next key");
+        Ok((next, true))
     }
 
     /// What the node runs with, as of the last reload.
@@ -446,6 +533,19 @@ fn without_streams(mut listener: proto::Listener) -> proto::Listener {
         listener.classes.push(0);
     }
     listener
+}
+
+/// The file of the node's own key.
+fn key_file(settings: &Settings) -> Result<PathBuf, NodeKeyError> {
+    let security = &settings.runtime.security;
+    match (security.is_on(), &security.node) {
+        (false, _) => Err(NodeKeyError::Off),
+        (true, None) => Err(NodeKeyError::None),
+        (true, Some(_)) => {
+            let file = settings.file.security.key_file.clone();
+            Ok(file.unwrap_or_else(security::default_key_file))
+        }
+    }
 }
 
 fn listen_failed(error: &ListenError) -> String {

@@ -1,9 +1,10 @@
 //! The files of a node's keys: read with care, and made where one is missing.
 
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use takt_runtime::peering::keys::Security;
 pub use takt_runtime::peering::keys::{GroupKey, KeyError, PrivateKey, PublicKey};
@@ -28,6 +29,64 @@ pub fn default_key_file() -> PathBuf {
         .or_else(|| Some(of("HOME")?.join(".local/state")))
         .map_or_else(place::user_directory, |state| state.join("takt"))
         .join("node.key")
+}
+
+/// Where the key is kept that a node is going to have.
+pub fn next_file(key_file: &Path) -> PathBuf {
+    let mut next = key_file.as_os_str().to_owned();
+    next.push(".next");
+    next.into()
+}
+
+/// The key that the node of this key file is going to have. It is made if it is not there yet, `like` that one if it is given, and
+/// with the modes of the key file.
+///
+/// # Errors
+/// [`KeyFileError`].
+pub fn next(key_file: &Path, like: Option<&PrivateKey>) -> Result<PrivateKey, KeyFileError> {
+    let path = next_file(key_file);
+    match read(&path) {
+        Err(KeyFileError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+        there => return there,
+    }
+    let key = like.cloned().unwrap_or_else(PrivateKey::generate);
+    let as_before = |file: &std::fs::File| {
+        let before = std::fs::metadata(key_file)?;
+        let there = file.metadata()?;
+        if (before.uid(), before.gid()) != (there.uid(), there.gid()) {
+            fchown(file, Some(before.uid()), Some(before.gid()))?;
+        }
+        file.set_permissions(before.permissions())
+    };
+    write_as(&path, &key.reveal(), as_before)?;
+    Ok(key)
+}
+
+/// The next key takes the place of the node's key in its file, in one step: after a crash it is the one or the other.
+///
+/// # Errors
+/// [`KeyFileError::Write`].
+pub fn switch(key_file: &Path) -> Result<(), KeyFileError> {
+    let next = next_file(key_file);
+    let switched = std::fs::rename(&next, key_file);
+    switched
+        .and_then(|()| sync(key_file))
+        .map_err(|source| KeyFileError::Write {
+            path: key_file.to_owned(),
+            source,
+        })
+}
+
+/// Has what has become of a file in its directory outlast a loss of power.
+fn sync(path: &Path) -> std::io::Result<()> {
+    std::fs::File::open(directory_of(path))?.sync_all()
+}
+
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(directory) if directory != Path::new("") => directory,
+        _ => Path::new("."),
+    }
 }
 
 /// Why there is no key.
@@ -116,18 +175,24 @@ pub fn read<K: FromStr<Err = KeyError>>(path: &Path) -> Result<K, KeyFileError> 
 /// # Errors
 /// [`KeyFileError::Exists`], [`KeyFileError::Write`].
 pub fn write(path: &Path, key: &str) -> Result<(), KeyFileError> {
+    write_as(path, key, |_| Ok(()))
+}
+
+fn write_as(
+    path: &Path,
+    key: &str,
+    prepare: impl FnOnce(&std::fs::File) -> std::io::Result<()>,
+) -> Result<(), KeyFileError> {
     let write = || -> std::io::Result<()> {
-        let directory = match path.parent() {
-            Some(directory) if directory != Path::new("") => directory,
-            _ => Path::new("."),
-        };
+        let directory = directory_of(path);
         std::fs::create_dir_all(directory)?;
         // Of mode 0600, and removed again if anything fails.
         let mut file = tempfile::NamedTempFile::new_in(directory)?;
+        prepare(file.as_file())?;
         file.write_all(format!("{key}\n").as_bytes())?;
         file.as_file().sync_all()?;
         file.persist_noclobber(path)?;
-        Ok(())
+        sync(path)
     };
     let path = path.to_owned();
     write().map_err(|source| match source.kind() {
@@ -145,6 +210,7 @@ pub fn load(section: &file::Security) -> Result<Security, KeyFileError> {
     let mut security = Security {
         protection: section.protection.into(),
         allow: section.allow.iter().map(|key| key.0).collect(),
+        rekey: Duration::from_secs(section.rekey_seconds),
         ..Security::default()
     };
     if !security.is_on() {
@@ -174,6 +240,14 @@ pub fn load(section: &file::Security) -> Result<Security, KeyFileError> {
             }
         }
         Err(error) => return Err(error),
+    };
+    security.next = match read(&next_file(&key_file)) {
+        Ok(key) => Some(key).filter(|_| security.node.is_some()),
+        Err(KeyFileError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => None,
+        Err(error) => {
+            tracing::warn!(%error, "the next key of this node is not used");
+            None
+        }
     };
     Ok(security)
 }

@@ -13,9 +13,9 @@ use taktd::admin::client::{Client, ConnectError, connect};
 use taktd::admin::proto::{
     self, AddPeerRequest, EndSessionRequest, GetStatusRequest, InstallScheduleRequest,
     ListChannelsRequest, ListDatapathsRequest, ListListenersRequest, ListPeersRequest,
-    ListSchedulesRequest, ListSessionsRequest, Listener, MoveSessionRequest, PeerState,
-    RemoveListenerRequest, RemovePeerRequest, RemoveScheduleRequest, SetListenerRequest,
-    WatchRequest,
+    ListSchedulesRequest, ListSessionsRequest, Listener, MoveSessionRequest, NextKeyRequest,
+    PeerState, RemoveListenerRequest, RemovePeerRequest, RemoveScheduleRequest, SetListenerRequest,
+    SwitchKeyRequest, WatchRequest,
 };
 use tonic::Code;
 
@@ -265,6 +265,104 @@ async fn peers_that_are_added_find_each_other_carry_messages_and_can_be_removed(
         .await
         .expect("an answer");
     assert!(!again.into_inner().removed);
+}
+
+#[tokio::test]
+async fn the_node_gets_another_key_when_it_is_told_to_and_has_it_at_the_next_start() {
+    let daemon = Daemon::start(LISTENER);
+    let mut client = daemon.client().await;
+    let file = daemon.directory.join("node.key");
+    let mode = |path: &std::path::Path| {
+        let there = std::fs::metadata(path).expect("a key");
+        there.permissions().mode() & 0o7777
+    };
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).expect("its mode");
+    let old = node(&mut client).await.key;
+    let switch = |key: &str| SwitchKeyRequest { key: key.into() };
+    let refused = client.switch_key(switch("")).await.expect_err("none yet");
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("takt key rotate"), "{refused}");
+    let mut made = Vec::new();
+    for _ in 0..2 {
+        let answer = client.next_key(NextKeyRequest {}).await.expect("a key");
+        made.push(answer.into_inner().key);
+    }
+    let next = made.remove(0);
+    assert_eq!(
+        (&made[0], &node(&mut client).await.next_key),
+        (&next, &next)
+    );
+    let waiting = taktd::security::next_file(&file);
+    assert_eq!(mode(&waiting), 0o640, "as the key");
+    // The runtime does not take it for a peer's.
+    let address = "127.0.0.2".to_owned();
+    let own = AddPeerRequest {
+        address,
+        key: next.clone(),
+        ..AddPeerRequest::default()
+    };
+    let refused = client.add_peer(own).await.expect_err("its own");
+    assert!(refused.message().contains("this node's own"), "{refused}");
+    // A crash: it waits still.
+    drop(client);
+    daemon.signal(9);
+    let (_, _, directory) = daemon.end();
+    let daemon = Daemon::start_in(directory);
+    let mut client = daemon.client().await;
+    let status = node(&mut client).await;
+    assert_eq!((&status.key, &status.next_key), (&old, &next));
+    let another = taktd::security::PrivateKey::generate().public().to_string();
+    let refused = client.switch_key(switch(&another)).await;
+    assert!(refused.expect_err("another").message().contains(&next));
+    // The file has gone: nothing is lost by that.
+    std::fs::remove_file(&waiting).expect("it was there");
+    for switched in [true, false] {
+        let answer = client.switch_key(switch(&next)).await.expect("its key");
+        let answer = answer.into_inner();
+        assert_eq!((&answer.key, answer.switched), (&next, switched));
+    }
+    assert_eq!(mode(&file), 0o640);
+    assert!(!waiting.exists());
+    drop(client);
+    daemon.signal(9);
+    let (_, _, directory) = daemon.end();
+    let daemon = Daemon::start_in(directory);
+    let status = node(&mut daemon.client().await).await;
+    assert_eq!((status.key, &*status.next_key), (next, ""));
+}
+
+#[tokio::test]
+async fn a_key_that_cannot_be_changed_stays_and_the_reason_is_told() {
+    let daemon = Daemon::start(LISTENER);
+    let mut client = daemon.client().await;
+    let old = node(&mut client).await.key;
+    let waiting = taktd::security::next_file(&daemon.directory.join("node.key"));
+    // Something else is in its place.
+    std::fs::write(&waiting, "no key").expect("written");
+    std::fs::set_permissions(&waiting, PermissionsExt::from_mode(0o600)).expect("its mode");
+    let refused = client
+        .next_key(NextKeyRequest {})
+        .await
+        .expect_err("no key");
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(
+        refused.message().contains("node.key.next holds no key"),
+        "{refused}"
+    );
+    std::fs::remove_file(&waiting).expect("it was there");
+    client.next_key(NextKeyRequest {}).await.expect("a key");
+    // Another one than was told.
+    let another = taktd::security::PrivateKey::generate();
+    std::fs::write(&waiting, another.reveal()).expect("written");
+    let refused = client.switch_key(SwitchKeyRequest::default()).await;
+    let refused = refused.expect_err("another");
+    assert!(refused.message().contains("holds another key"), "{refused}");
+    assert_eq!(node(&mut client).await.key, old);
+    let taken = client
+        .next_key(NextKeyRequest {})
+        .await
+        .expect("it is taken");
+    assert_eq!(taken.into_inner().key, another.public().to_string());
 }
 
 #[tokio::test]

@@ -4,10 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use taktd::admin::proto::{NextKeyRequest, SwitchKeyRequest};
 use taktd::config::Settings;
 use taktd::daemon::DaemonError;
 use taktd::security::{GroupKey, KeyFileError, PrivateKey, default_key_file, read, write};
 
+use crate::admin::Daemon;
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json};
 
@@ -16,12 +18,19 @@ A node proves to its peers who it is by a key pair. Its private key stays in a f
 the daemon makes at its first start; its public key is what the peers list. A small site may share one
 group key instead: copy its file to all nodes and name it as `security.group_key_file`.
 
+To change the key of a node that runs, without losing a message: `rotate` there; have all its peers list what
+that prints as its `next_key` (`takt peer add --next-key`, or the configuration and `takt reload`); then
+`rotate --switch` there; in the end have them list the new key alone.
+
 Examples:
   takt key show
   takt peer add 10.0.0.2 --key \"$(ssh node2 takt key show)\"
-  takt key generate --group /etc/takt/group.key";
+  takt key generate --group /etc/takt/group.key
+  takt key rotate
+  takt peer add 10.0.0.2 --key OLD --next-key NEW
+  takt key rotate --switch";
 
-/// Makes keys of nodes and groups, and shows public keys.
+/// Makes and changes keys of nodes and groups, and shows public keys.
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub struct Key {
@@ -35,6 +44,46 @@ enum Action {
     Generate(Generate),
     /// Print the public key of the private key in a file
     Show(Show),
+    /// Make the next key of the node that runs, unless that is done, and print its public key; with --switch
+    /// give it to the node
+    Rotate(Rotate),
+}
+
+#[derive(Debug, Args)]
+struct Rotate {
+    /// From now on the node has its next key; prints the public key. All its peers must list it by then
+    #[arg(long)]
+    switch: bool,
+    #[command(flatten)]
+    daemon: Daemon,
+    #[command(flatten)]
+    form: Form,
+}
+
+/// A key of a node that runs.
+#[derive(Debug, Serialize)]
+struct Rotated {
+    public: String,
+    /// Whether the node has it, or is going to have it.
+    in_use: bool,
+}
+
+impl Rotate {
+    fn run(self) -> Result<(), Failure> {
+        let public = self.daemon.ask(async |mut client| {
+            Ok(if self.switch {
+                let request = SwitchKeyRequest::default();
+                client.switch_key(request).await?.into_inner().key
+            } else {
+                client.next_key(NextKeyRequest {}).await?.into_inner().key
+            })
+        })?;
+        if self.form.json {
+            let in_use = self.switch;
+            return print_json(&Rotated { public, in_use });
+        }
+        print(&format!("{public}\n"))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -115,6 +164,7 @@ impl Key {
                 let key: PrivateKey = read(&file).map_err(failed)?;
                 (file, Some(key.public().to_string()), form)
             }
+            Action::Rotate(rotate) => return rotate.run(),
         };
         if form.json {
             return print_json(&Told { file, public });

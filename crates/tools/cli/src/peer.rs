@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use taktd::admin::client::Client;
-use taktd::admin::proto::{AddPeerRequest, ListPeersRequest, RemovePeerRequest};
+use taktd::admin::proto::{self, AddPeerRequest, ListPeersRequest, RemovePeerRequest};
 
 use crate::admin::Daemon;
 use crate::failure::Failure;
@@ -19,6 +19,7 @@ A peer proves who it is by its key (`takt key`), or by the key of the group.
 Examples:
   takt peer add 10.0.0.2
   takt peer add 10.0.0.2 --key 3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08=
+  takt peer add 10.0.0.2 --key OLD --next-key NEW
   takt peer add 10.0.0.2:7400 10.0.0.3:7400
   takt peer list --json | jq '.[] | select(.state != \"up\")'
   takt peer remove 10.0.0.2";
@@ -46,6 +47,9 @@ struct Add {
     /// The peer's public key, as `takt key show` prints it there; without it the peer has the key of the group
     #[arg(long, value_name = "PUBLIC_KEY")]
     key: Option<String>,
+    /// Another public key, which the peer is going to have (`takt key rotate`): it may prove itself by either
+    #[arg(long, value_name = "PUBLIC_KEY", requires = "key")]
+    next_key: Option<String>,
     /// Let a peer that is there already have this key from now on; what is under way to it and from it is lost
     #[arg(long)]
     replace_key: bool,
@@ -81,12 +85,17 @@ impl Peer {
                         "a key belongs to one peer: add the others by themselves".into(),
                     ));
                 }
+                let next_key = add.next_key.unwrap_or_default();
                 let done = add.addresses.each(async |client, address| {
-                    let key = key.clone();
+                    let (key, next_key) = (key.clone(), next_key.clone());
                     if !add.replace_key {
-                        has_no_other_key(client, &address, &key).await?;
+                        has_no_other_key(client, &address, [&key, &next_key]).await?;
                     }
-                    let request = AddPeerRequest { address, key };
+                    let request = AddPeerRequest {
+                        address,
+                        key,
+                        next_key,
+                    };
                     Ok(client.add_peer(request).await?.into_inner().added)
                 })?;
                 report(&done, add.addresses.form, "added", "is there already")
@@ -112,7 +121,11 @@ impl Peer {
 }
 
 /// Fails if the peer is there with another key.
-async fn has_no_other_key(client: &mut Client, address: &str, key: &str) -> Result<(), Failure> {
+async fn has_no_other_key(
+    client: &mut Client,
+    address: &str,
+    keys: [&str; 2],
+) -> Result<(), Failure> {
     let peers = client
         .list_peers(ListPeersRequest {})
         .await?
@@ -124,7 +137,7 @@ async fn has_no_other_key(client: &mut Client, address: &str, key: &str) -> Resu
         .iter()
         .find(|peer| peer.configured && same(&peer.address))
     {
-        Some(peer) if peer.key != key => Err(Failure::Other(format!(
+        Some(peer) if !is_same(peer, keys) => Err(Failure::Other(format!(
             "peer {address} is there already, with {}: to let it have another one add --replace-key",
             match peer.key.as_str() {
                 "" => "the key of the group".to_owned(),
@@ -133,6 +146,15 @@ async fn has_no_other_key(client: &mut Client, address: &str, key: &str) -> Resu
         ))),
         _ => Ok(()),
     }
+}
+
+/// Whether one of these keys is one that the peer has.
+fn is_same(peer: &proto::Peer, [key, next_key]: [&str; 2]) -> bool {
+    let has = [&*peer.key, &*peer.next_key];
+    peer.key == key
+        || [key, next_key]
+            .iter()
+            .any(|key| !key.is_empty() && has.contains(key))
 }
 
 impl Addresses {

@@ -241,11 +241,15 @@ fn security(node: &Node) -> &'static str {
 
 /// By what peers know the node.
 fn known_by(node: &Node) -> String {
+    let next = match node.next_key.as_str() {
+        "" => String::new(),
+        next => format!(", next {next}"),
+    };
     match (node.key.as_str(), node.group_key) {
         ("", false) => "nothing: it has no key".to_owned(),
         ("", true) => "the key of its group".to_owned(),
-        (key, false) => format!("its key {key}"),
-        (key, true) => format!("its group's key, or {key}"),
+        (key, false) => format!("its key {key}{next}"),
+        (key, true) => format!("its group's key, or {key}{next}"),
     }
 }
 

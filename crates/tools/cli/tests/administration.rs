@@ -97,6 +97,85 @@ fn a_peer_keeps_its_key_unless_it_is_to_be_replaced() {
 }
 
 #[test]
+fn the_key_of_a_running_node_is_changed_in_two_steps() {
+    let daemon = Daemon::start("");
+    let key = || daemon.takt(&["status", "--json"]).json()["node"]["key"].clone();
+    let old = key();
+    let ran = daemon.takt(&["key", "rotate", "--switch"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("has no next key"), "{ran:?}");
+    let next = daemon.takt(&["key", "rotate"]).out.trim().to_owned();
+    let again = daemon.takt(&["key", "rotate", "--json"]).json();
+    assert_eq!(again, serde_json::json!({"public": next, "in_use": false}));
+    let shown = daemon.takt(&["status"]).out;
+    assert!(shown.contains(&format!("next {next}")), "{shown}");
+    assert_eq!(key(), old);
+    let switched = daemon.takt(&["key", "rotate", "--switch", "--json"]).json();
+    assert_eq!(
+        switched,
+        serde_json::json!({"public": next, "in_use": true})
+    );
+    assert_eq!(key(), *next);
+    let file = daemon.directory.text("node.key");
+    assert_eq!(run(&["key", "show", &file]).out.trim(), next);
+}
+
+#[test]
+fn a_peer_may_have_two_keys_while_it_changes_from_one_to_the_other() {
+    let daemon = Daemon::start("");
+    let key = |name: &str| {
+        let file = daemon.directory.text(name);
+        let ran = run(&["key", "generate", &file]);
+        ran.out.trim().to_owned()
+    };
+    let [old, new, other] = ["old.key", "new.key", "other.key"].map(key);
+    let add = |keys: &[&str]| daemon.takt(&[&["peer", "add", "127.0.0.2"], keys].concat());
+    assert_eq!(add(&["--key", &old]).code, Some(0));
+    let ran = add(&["--key", &old, "--next-key", &new]);
+    assert_eq!(ran.out, "peer 127.0.0.2 added\n", "{ran:?}");
+    let listed = daemon.takt(&["peer", "list", "--json"]).json();
+    assert_eq!(
+        (&listed[0]["key"], &listed[0]["next_key"]),
+        (&old.clone().into(), &new.clone().into())
+    );
+    let ran = add(&["--key", &other]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("--replace-key"), "{ran:?}");
+    assert_eq!(add(&["--key", &new]).code, Some(0));
+    let listed = daemon.takt(&["peer", "list", "--json"]).json();
+    assert_eq!(
+        (&listed[0]["key"], &listed[0]["next_key"]),
+        (&new.clone().into(), &"".into())
+    );
+    assert_eq!(add(&["--next-key", &new]).code, Some(2));
+}
+
+#[test]
+fn a_node_that_authenticates_nobody_says_so() {
+    let directory = Directory::new();
+    let text = format!(
+        "[node]\nname = \"open\"\naddress = \"127.0.0.1\"\nport = 0\n[security]\nprotection = \"none\"\n\
+         [admin]\nsocket = \"{}\"\n[[listener]]\npath = \"{}\"\n",
+        directory.text("admin.sock"),
+        directory.text("takt.sock"),
+    );
+    let daemon = Daemon::start_with(directory, &text);
+    let shown = daemon.takt(&["status"]).out;
+    let said = "security   NONE: whoever can send to this node uses its channels";
+    assert!(shown.lines().any(|line| line == said), "{shown}");
+    assert!(
+        shown.contains("known by   nothing: it has no key"),
+        "{shown}"
+    );
+    assert_eq!(daemon.takt(&["peer", "add", "127.0.0.2"]).code, Some(0));
+    let peers = daemon.takt(&["peer", "list"]).out;
+    assert!(peers.contains("NONE"), "{peers}");
+    let ran = daemon.takt(&["key", "rotate"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("authenticates nobody"), "{ran:?}");
+}
+
+#[test]
 fn a_key_is_written_whole_or_not_at_all() {
     let directory = Directory::new();
     // No file may have any bytes, as on a full disk.

@@ -12,7 +12,7 @@ pub mod traffic;
 pub use application::{attach, attach_at, exchange, introduce, number_of, put, put_at, take};
 pub use client::Client;
 pub use held::Held;
-pub use node::{Capturing, Datapath, Node, Pair, datapath_plugin, sent_by};
+pub use node::{Admin, Capturing, Datapath, Node, Pair, datapath_plugin, sent_by};
 
 /// Sets all of them when it goes, also where something has failed: nobody is waited for who was not told to stop.
 pub struct Stops<'a>(pub &'a [&'a AtomicBool]);

@@ -139,6 +139,8 @@ pub fn configure(directory: &Directory, host: &Host, peers: &[Ipv4Addr], section
         true => ("", sections),
         false => sections.split_at(sections.find("\n[").map_or(sections.len(), |at| at + 1)),
     };
+    // With the keys that other sections may name.
+    let security = directory.security();
     let mut text = format!(
         "[node]\nname = \"{}\"\naddress = \"{}\"\nport = {PORT}\n{node}\
          {}[admin]\nsocket = \"DIR/admin.sock\"\n[[listener]]\npath = \"DIR/takt.sock\"\n{sections}",
@@ -147,7 +149,7 @@ pub fn configure(directory: &Directory, host: &Host, peers: &[Ipv4Addr], section
         if sections.contains("[security]") {
             String::new()
         } else {
-            directory.security()
+            security
         },
     );
     for peer in peers {
@@ -317,6 +319,33 @@ impl Admin {
         let asked = self.client.list_peers(proto::ListPeersRequest {});
         let answer = self.runtime.block_on(asked).expect("the peers");
         answer.into_inner().peers
+    }
+
+    /// Whether the peer is new, or its keys are.
+    pub fn add_peer(&mut self, address: &str, key: &str, next_key: &str) -> bool {
+        let [address, key, next_key] = [address, key, next_key].map(str::to_owned);
+        let request = proto::AddPeerRequest {
+            address,
+            key,
+            next_key,
+        };
+        let asked = self.client.add_peer(request);
+        let answer = self.runtime.block_on(asked).expect("a peer");
+        answer.into_inner().added
+    }
+
+    pub fn next_key(&mut self) -> String {
+        let asked = self.client.next_key(proto::NextKeyRequest {});
+        let answer = self.runtime.block_on(asked).expect("a key");
+        answer.into_inner().key
+    }
+
+    pub fn switch_key(&mut self) -> String {
+        let asked = self.client.switch_key(proto::SwitchKeyRequest::default());
+        let answer = self.runtime.block_on(asked).expect("switched");
+        let answer = answer.into_inner();
+        assert!(answer.switched);
+        answer.key
     }
 
     pub fn sessions(&mut self) -> Vec<proto::Session> {

@@ -18,7 +18,7 @@ use crate::capture::{Capture, CaptureError};
 use crate::config::{KeyMissing, ListenerConfig};
 use crate::ids::SessionId;
 use crate::lane::LaneHandle;
-use crate::peering::keys::PeerConfig;
+use crate::peering::keys::{PeerConfig, PrivateKey};
 use crate::peering::{AcceptNet, Effects};
 use crate::policy::{MappingPolicy, Policy};
 use crate::status::{
@@ -248,6 +248,29 @@ impl RuntimeHandle {
             c.apply(effects);
             c.tick();
             Ok(added)
+        })
+    }
+
+    /// Says which key the node is going to have: peers may know it by that one as well from now on.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn set_next_key(&self, key: PrivateKey) -> Result<(), Stopped> {
+        self.ask(move |c| {
+            c.config.security.next = Some(key.clone());
+            c.peering.set_next_key(key);
+        })
+    }
+
+    /// The next key is the node's from now on; false if there is none. Peers come to know it soon, while what is under way
+    /// to them and from them goes on.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn switch_key(&self) -> Result<bool, Stopped> {
+        self.ask(|c| {
+            c.config.security.switch();
+            c.peering.switch_key(c.now())
         })
     }
 

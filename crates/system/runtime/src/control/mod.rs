@@ -53,6 +53,7 @@ use crate::counters::{ChannelCounters, DepartureCounters, LaneCounters, PortTraf
 use crate::delays::DelayCounters;
 use crate::ids::SessionId;
 use crate::lane::{Command, Event, LaneHandle};
+use crate::peering::keys::Numbers;
 use crate::peering::message::LaneAnnouncement;
 use crate::peering::message::Subscription;
 use crate::peering::scout::SCOUT_EVERY;
@@ -130,6 +131,7 @@ pub struct Control {
     config: Config,
     /// What the sources of this node are numbered by for sinks.
     label: u32,
+    numbers: Numbers,
     incarnation: u64,
     started: Instant,
     clock: Arc<dyn Clock>,

@@ -403,7 +403,7 @@ impl Control {
             .map(|session| (session.tenant, session.policy.identity.clone()))
             .unwrap_or_default();
         let purpose: [&[u8]; 3] = [b"source", &origin.to_le_bytes(), identity.as_bytes()];
-        let wished = self.config.security.number(&purpose);
+        let wished = self.numbers.number(&purpose);
         self.sources.number(tenant, wished)
     }
 

@@ -210,7 +210,8 @@ fn start(
     let opened = open_ports(&config, datapaths, &mut unavailable)?;
     let mut rng = rand::rng();
     // The same after a restart, so that sinks know the sources of before again.
-    let label = config.security.number(&[
+    let numbers = config.security.numbers();
+    let label = numbers.number(&[
         b"label",
         config.name.as_bytes(),
         control_address.to_string().as_bytes(),
@@ -316,6 +317,7 @@ fn start(
     let mut control = Control {
         clock: config.clock.clone(),
         clock_status: None,
+        numbers,
         config,
         incarnation: node,
         started: Instant::now(),

@@ -59,6 +59,7 @@ impl Control {
             peering: self.peering.counters(),
             protection: self.config.security.protection,
             key: self.config.security.node.as_ref().map(|key| key.public()),
+            next_key: self.config.security.next.as_ref().map(|key| key.public()),
             group: self.config.security.group.is_some(),
         }
     }

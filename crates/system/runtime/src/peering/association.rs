@@ -25,13 +25,13 @@ use super::keys::{GroupKey, KEY_LEN, PrivateKey, PublicKey, Security, derive, ra
 use super::message::{MAGIC, VERSION};
 use super::replay::ReplayWindow;
 
-/// When a session is replaced by a new one.
-pub const REKEY_AFTER: Duration = Duration::from_secs(600);
-/// How long a session is accepted at most.
-pub const REJECT_AFTER: Duration = Duration::from_secs(660);
+/// How long a session is accepted after it was to be replaced.
+const GRACE: Duration = Duration::from_secs(60);
 /// How long a new session is there before lanes send under it, when there is another. A lane that is kept from its
 /// core amidst what it has received knows keys that came meanwhile only in its next round.
 const SWITCH_AFTER: Duration = Duration::from_secs(5);
+/// How old a session is before the next one is begun earlier than it must: by then both sides send under it.
+const SETTLED_AFTER: Duration = Duration::from_secs(10);
 /// Sessions of a pair that are accepted at a time.
 pub const MOST_SESSIONS: usize = 3;
 /// How often the secret behind cookies changes; the one before is good for as long.
@@ -268,6 +268,7 @@ impl Session {
 
 struct Initiating {
     state: HandshakeState,
+    identity: Identity,
     number: u8,
     noise: Vec<u8>,
     mac: [u8; MAC],
@@ -309,6 +310,10 @@ pub struct Association {
     sending: Option<u8>,
     /// Incarnation and stamp of the last handshake that the other side began.
     latest: (u64, u64),
+    /// The next session is begun as soon as the one before is in use.
+    hasty: bool,
+    /// The other side has not shown yet that it knows this node's new key.
+    behind: bool,
 }
 
 impl Association {
@@ -326,6 +331,7 @@ impl Association {
         let (datagram, mac) = initiation(identity, &header, &[0; MAC], &noise);
         self.initiating = Some(Initiating {
             state,
+            identity: identity.clone(),
             number,
             noise,
             mac,
@@ -335,7 +341,7 @@ impl Association {
     }
 
     /// Takes the answer that wants a cookie: the handshake again, with it.
-    pub fn cookie(&mut self, identity: &Identity, datagram: &[u8]) -> Result<Vec<u8>, Refusal> {
+    pub fn cookie(&mut self, datagram: &[u8]) -> Result<Vec<u8>, Refusal> {
         if datagram.len() != COOKIE_LEN {
             return Err(Refusal::Malformed);
         }
@@ -347,14 +353,24 @@ impl Association {
         if datagram[6] != initiating.number || !same(echo, &initiating.mac) {
             return Err(Refusal::Unauthenticated);
         }
+        let identity = &initiating.identity;
         let header = header(INITIATE, initiating.number, identity.kind);
         let (datagram, mac) = initiation(identity, &header, cookie, &initiating.noise);
         initiating.mac = mac;
         Ok(datagram)
     }
 
-    /// Takes the answer that ends a handshake which we began.
-    pub fn respond(&mut self, datagram: &[u8], now: Duration) -> Result<Vec<KeyChange>, Refusal> {
+    /// Whom the handshake that is not answered yet is meant for.
+    pub fn tried(&self) -> Option<PublicKey> {
+        self.initiating.as_ref().map(|i| i.identity.remote)
+    }
+
+    /// Takes the answer that ends a handshake which we began, and by which key the other side has proven itself.
+    pub fn respond(
+        &mut self,
+        datagram: &[u8],
+        now: Duration,
+    ) -> Result<(PublicKey, Vec<KeyChange>), Refusal> {
         if datagram.len() != RESPOND_LEN {
             return Err(Refusal::Malformed);
         }
@@ -377,8 +393,9 @@ impl Association {
             return Err(Refusal::Unauthenticated);
         }
         let of = u64::from_le_bytes(std::array::from_fn(|i| payload[i]));
+        (self.hasty, self.behind) = (false, false);
         let session = Session::new(initiating.state, initiating.number, true, of, now);
-        Ok(self.add(session))
+        Ok((initiating.identity.remote, self.add(session)))
     }
 
     /// Whether one of its sessions, or of its handshakes, has this number.
@@ -399,6 +416,7 @@ impl Association {
             number,
             incarnation: theirs,
             stamp,
+            to_former,
             ..
         } = opened;
         if theirs == self.latest.0 && stamp <= self.latest.1 {
@@ -408,6 +426,7 @@ impl Association {
             return Err(Refusal::Replayed); // It draws another number when it tries again.
         }
         self.latest = (theirs, stamp);
+        (self.hasty, self.behind) = (to_former, to_former);
         let mut datagram = header(RESPOND, number, 0).to_vec();
         datagram.resize(RESPOND_LEN, 0);
         state
@@ -499,20 +518,38 @@ impl Association {
         old.map(|s| KeyChange::Retire(s.number)).collect()
     }
 
-    /// Whether it is time for a new session.
-    pub fn wants_rekey(&self, now: Duration) -> bool {
+    /// One of both has another key: the next session is begun with it, as soon as the one before is in use.
+    pub fn hasten(&mut self) {
+        self.initiating = None;
+        self.hasty = true;
+    }
+
+    /// It is this node that has another key.
+    pub fn outdate(&mut self) {
+        self.hasten();
+        self.behind = !self.sessions.is_empty();
+    }
+
+    /// Whether the other side may know this node by its key before alone.
+    pub fn is_behind(&self) -> bool {
+        self.behind
+    }
+
+    /// Whether it is time for a new session, of those that are replaced after `rekey`.
+    pub fn wants_rekey(&self, rekey: Duration, now: Duration) -> bool {
         self.sessions.iter().rfind(|s| s.confirmed).is_none_or(|s| {
             // Who began begins again; the other one only if that fails.
             let patience = if s.initiator { 0 } else { 15 };
-            now >= s.since + REKEY_AFTER + Duration::from_secs(patience)
+            let age = now.saturating_sub(s.since);
+            age >= rekey + Duration::from_secs(patience) || self.hasty && age >= SETTLED_AFTER
         })
     }
 
-    /// Drops sessions that are too old.
-    pub fn retire(&mut self, now: Duration) -> Vec<KeyChange> {
+    /// Drops sessions that are too old, of those that are replaced after `rekey`.
+    pub fn retire(&mut self, rekey: Duration, now: Duration) -> Vec<KeyChange> {
         let mut changes = Vec::new();
         self.sessions.retain(|session| {
-            let good = now < session.since + REJECT_AFTER;
+            let good = now < session.since + rekey + GRACE;
             if !good {
                 // Lanes have no key now: they get the next one at once.
                 self.sending.take_if(|sending| *sending == session.number);
@@ -562,6 +599,8 @@ pub struct Opened {
     stamp: u64,
     /// By what it is known; `None`: by the group's key.
     pub key: Option<PublicKey>,
+    /// It is meant for the key that this node had before.
+    to_former: bool,
 }
 
 /// What to do with a handshake's first message.
@@ -574,7 +613,9 @@ pub enum Gate {
 
 /// The first look at handshakes, which remembers nothing of those who have not shown that they are where they say.
 pub struct Gatekeeper {
-    node: Option<(PrivateKey, [u8; KEY_LEN])>,
+    /// The keys of this node with their gates, that of now first, the one that it had before last.
+    node: Vec<(PrivateKey, [u8; KEY_LEN])>,
+    has_former: bool,
     group: Option<Identity>,
     /// This secret behind cookies, and the one before.
     secrets: [[u8; KEY_LEN]; 2],
@@ -591,12 +632,9 @@ pub struct Gatekeeper {
 impl Gatekeeper {
     /// For a node with these keys.
     pub fn new(security: &Security) -> Self {
-        let node = security.node.clone();
-        Self {
-            node: node.map(|key| {
-                let gate = gate_of(&key.public());
-                (key, gate)
-            }),
+        let mut new = Self {
+            node: Vec::new(),
+            has_former: false,
             group: security.group.as_ref().map(Identity::group),
             secrets: [random(), random()],
             changed: Duration::ZERO,
@@ -605,7 +643,17 @@ impl Gatekeeper {
             of_hosts: Budget::default(),
             hosts: vec![Budget::default(); HOSTS].into(),
             by_address: RandomState::new(),
-        }
+        };
+        new.set_keys(security, None);
+        new
+    }
+
+    /// By which keys peers may know this node: its own, the next one, and the one that it had before.
+    pub fn set_keys(&mut self, security: &Security, former: Option<&PrivateKey>) {
+        let keys = security.node.iter().chain(&security.next).chain(former);
+        let gated = |key: &PrivateKey| (key.clone(), gate_of(&key.public()));
+        self.node = keys.map(gated).collect();
+        self.has_former = former.is_some();
     }
 
     fn change_secret(&mut self, now: Duration) {
@@ -658,14 +706,13 @@ impl Gatekeeper {
         }
         let (hashed, hash) = datagram.split_at(INITIATE_LEN - MAC);
         let kind = datagram[7];
-        let gate = match (kind, &self.node, &self.group) {
-            (AS_NODE, Some((_, gate)), _) => gate,
-            (AS_GROUP, _, Some(group)) => &group.gate,
-            _ => return Err(Refusal::Unauthenticated),
+        let meant = |gate: &[u8; KEY_LEN]| same(hash, &mac(gate, &[hashed]));
+        let meant_for = match (kind, &self.group) {
+            (AS_NODE, _) => self.node.iter().position(|(_, gate)| meant(gate)),
+            (AS_GROUP, Some(group)) => meant(&group.gate).then_some(0),
+            _ => None,
         };
-        if !same(hash, &mac(gate, &[hashed])) {
-            return Err(Refusal::Unauthenticated);
-        }
+        let meant_for = meant_for.ok_or(Refusal::Unauthenticated)?;
         let address = source.to_string();
         let (header, rest) = hashed.split_at(HEADER);
         let (cookie, noise) = rest.split_at(MAC);
@@ -691,14 +738,13 @@ impl Gatekeeper {
         }
         self.used[0].insert(used);
         let node;
-        let identity = match (kind, &self.node, &self.group) {
-            (AS_NODE, Some((key, _)), _) => {
+        let identity = match (kind, &self.group) {
+            (AS_GROUP, Some(group)) => group,
+            _ => {
                 // Who it is, it says itself; the caller asks whether that one is listed.
-                node = Identity::nodes(key, PublicKey([0; KEY_LEN]));
+                node = Identity::nodes(&self.node[meant_for].0, PublicKey([0; KEY_LEN]));
                 &node
             }
-            (_, _, Some(group)) => group,
-            _ => return Err(Refusal::Unauthenticated),
         };
         let mut state = identity.begin(header, false);
         let mut payload = [0; PAYLOAD];
@@ -721,6 +767,7 @@ impl Gatekeeper {
             incarnation,
             stamp,
             key: (kind == AS_NODE).then_some(key),
+            to_former: kind == AS_NODE && self.has_former && meant_for + 1 == self.node.len(),
         })))
     }
 }

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use aws_lc_rs::agreement;
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Salt};
@@ -167,17 +168,48 @@ impl FromStr for GroupKey {
     }
 }
 
+/// When the keys of two nodes' datagrams are replaced, unless said otherwise.
+pub const REKEY: Duration = Duration::from_secs(600);
+
 /// How a runtime keeps strangers out.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Security {
     /// What every datagram between nodes has.
     pub protection: Protection,
     /// The node's own key: for peers that are listed with theirs.
     pub node: Option<PrivateKey>,
+    /// The key that the node is going to have: peers may know it by that one already.
+    pub next: Option<PrivateKey>,
     /// The site's key: for peers that are listed without one, and for accepted networks.
     pub group: Option<GroupKey>,
     /// Keys of nodes that are accepted from accepted networks, besides those that have the group's.
     pub allow: Vec<PublicKey>,
+    /// When the keys of datagrams, which follow from a handshake, are replaced: 15 s at least.
+    pub rekey: Duration,
+}
+
+impl Default for Security {
+    fn default() -> Self {
+        Self {
+            protection: Protection::default(),
+            node: None,
+            next: None,
+            group: None,
+            allow: Vec::new(),
+            rekey: REKEY,
+        }
+    }
+}
+
+/// Makes numbers that nobody can choose who has not the keys of this node.
+pub(crate) struct Numbers([u8; KEY_LEN]);
+
+impl Numbers {
+    /// A number that follows from what is given.
+    pub fn number(&self, purpose: &[&[u8]]) -> u32 {
+        let [a, b, c, d, ..] = derive(&self.0, purpose);
+        u32::from_le_bytes([a, b, c, d])
+    }
 }
 
 impl Security {
@@ -197,16 +229,21 @@ impl Security {
         }
     }
 
-    /// A number that follows from what is given and from a key of this node: the same after a restart, and whoever
+    /// Numbers that follow from what is given and from a key of this node: the same after a restart, and whoever
     /// has not the key can choose what is given but not the number. Without a key anybody can.
-    pub(crate) fn number(&self, purpose: &[&[u8]]) -> u32 {
+    pub(crate) fn numbers(&self) -> Numbers {
         let secret = match (&self.node, &self.group) {
             (Some(key), _) => key.0,
             (None, Some(key)) => key.shared(),
             (None, None) => [0; KEY_LEN],
         };
-        let [a, b, c, d, ..] = derive(&secret, purpose);
-        u32::from_le_bytes([a, b, c, d])
+        Numbers(derive(&secret, &[b"numbers"]))
+    }
+
+    /// The next key is the node's from now on: the one before, or none if there is no next one.
+    pub fn switch(&mut self) -> Option<PrivateKey> {
+        let next = self.next.take()?;
+        self.node.replace(next)
     }
 
     /// Whether anything is authenticated.
@@ -222,11 +259,24 @@ pub struct PeerConfig {
     pub address: std::net::SocketAddr,
     /// Its public key; none: it has the group's key.
     pub key: Option<PublicKey>,
+    /// Another one, which it is going to have: it may prove itself by either.
+    pub next_key: Option<PublicKey>,
+}
+
+impl PeerConfig {
+    /// One that is known by this key, or by the group's.
+    pub fn known_by(address: std::net::SocketAddr, key: Option<PublicKey>) -> Self {
+        Self {
+            address,
+            key,
+            next_key: None,
+        }
+    }
 }
 
 impl From<std::net::SocketAddr> for PeerConfig {
     fn from(address: std::net::SocketAddr) -> Self {
-        Self { address, key: None }
+        Self::known_by(address, None)
     }
 }
 

@@ -522,7 +522,7 @@ fn read_node(r: &mut &[u8]) -> Option<PeerConfig> {
         return None;
     }
     let address = SocketAddr::new(ip, port);
-    Some(PeerConfig { address, key })
+    Some(PeerConfig::known_by(address, key))
 }
 
 fn read_flag(r: &mut &[u8]) -> Option<bool> {
@@ -621,10 +621,7 @@ mod tests {
                 true => IpAddr::from([10, ip[1], ip[2], ip[3]]),
                 false => Ipv6Addr::new(0xfd00, a, b, c, 0, 0, 0, 1).into(),
             };
-            PeerConfig {
-                address: SocketAddr::new(address, port),
-                key: key.map(PublicKey),
-            }
+            PeerConfig::known_by(SocketAddr::new(address, port), key.map(PublicKey))
         });
         prop_oneof![
             (
@@ -707,10 +704,8 @@ mod tests {
             next: 1,
             ended: true,
         };
-        let node = PeerConfig {
-            address: "[2001:db8::1]:7400".parse().expect("an address"),
-            key: Some(PublicKey([1; KEY_LEN])),
-        };
+        let address = "[2001:db8::1]:7400".parse().expect("an address");
+        let node = PeerConfig::known_by(address, Some(PublicKey([1; KEY_LEN])));
         let page = Page {
             stream: 1,
             base: 1,

@@ -20,10 +20,11 @@ use std::time::Duration;
 
 use crate::slots::{PeerSlot, Table};
 use association::{
-    Association, COOKIE, Gate, Gatekeeper, INITIATE, Identity, KeyChange, RESPOND, Refusal, SEALED,
+    Association, COOKIE, Gate, Gatekeeper, INITIATE, Identity, KeyChange, Opened, RESPOND, Refusal,
+    SEALED,
 };
 use budget::Budget;
-use keys::{PeerConfig, PublicKey, Security};
+use keys::{PeerConfig, PrivateKey, PublicKey, Security};
 use message::{
     DecodeError, INTRODUCED, LaneAnnouncement, Message, Outage, PROGRESS_ENTRIES, Page,
     SourceProgress, Subscription, decode, encode,
@@ -55,6 +56,10 @@ const COALESCE_PER_PEER: Duration = Duration::from_micros(200);
 const TIMERS: usize = 64;
 /// Every so many attempts at a peer that is not up begin with a handshake.
 const HANDSHAKE_EVERY: u64 = 3;
+/// Between handshakes with two peers that are to learn of a new key.
+const REKEY_APART: Duration = Duration::from_millis(2);
+/// How long a node answers to the key that it had before.
+const ANSWER_TO_FORMER: Duration = Duration::from_secs(660);
 /// How soon a handshake that replaces a session is tried again.
 const REKEY_AGAIN: Duration = Duration::from_secs(5);
 
@@ -159,6 +164,10 @@ pub struct PeerStatus {
     pub clash: Option<Clash>,
     /// Its datapaths that have failed: what is for it goes by others.
     pub failed: Vec<Outage>,
+    /// The other key by which it may prove itself.
+    pub other_key: Option<PublicKey>,
+    /// It may know this node by the key that it had before alone.
+    pub is_behind: bool,
 }
 
 /// Something that each node should have for itself, and two have.
@@ -204,6 +213,9 @@ struct Peer {
     configured: bool,
     /// A rendezvous has named it: it needs no network that is accepted.
     named: bool,
+    /// By which it may prove itself. The first, if it is `None`: by the group's.
+    keys: [Option<PublicKey>; 2],
+    /// Which of them it has used last.
     key: Option<PublicKey>,
     identity: Option<Identity>,
     association: Association,
@@ -230,6 +242,13 @@ struct Peer {
     introduced: usize,
     /// When to look at it again.
     due: Duration,
+}
+
+impl Peer {
+    /// Whether it may prove itself by this key, or by the group's.
+    fn has(&self, key: Option<PublicKey>) -> bool {
+        self.keys[0] == key || key.is_some() && self.keys[1] == key
+    }
 }
 
 /// How far a peer has been told our subscriptions.
@@ -280,6 +299,8 @@ pub struct Peering {
     /// Datapaths of this node that have failed.
     failed: Vec<Outage>,
     security: Security,
+    /// The key that the node had before, and until when it answers to that as well.
+    former: Option<(PrivateKey, Duration)>,
     gatekeeper: Gatekeeper,
     scout: Scout,
     accept: Vec<AcceptNet>,
@@ -383,6 +404,7 @@ impl Peering {
             gatekeeper: Gatekeeper::new(&security),
             scout: Scout::new(&security),
             security,
+            former: None,
             accept,
             meeting: Meeting::default(),
             peers: Table::default(),
@@ -399,15 +421,24 @@ impl Peering {
         }
     }
 
-    /// Adds a peer; false if it is there already with this key (it then counts as configured). With another key,
-    /// that one holds from now on, and what was known of the peer is gone.
+    /// Adds a peer; false if it is there already with these keys (it then counts as configured). With others, those hold
+    /// from now on; what was known of the peer is gone, unless one of them is one of before: then it is the same node.
     pub fn add(&mut self, peer: PeerConfig, now: Duration, effects: &mut Effects) -> bool {
         if let Some(&at) = self.by_address.get(&peer.address) {
-            if self.peers[at].key == peer.key {
+            let there = &mut self.peers[at];
+            let keys = [peer.key, peer.next_key];
+            let before = std::mem::replace(&mut there.keys, keys);
+            let same = |key: &PublicKey| before.contains(&Some(*key));
+            let proven = there.has(there.key);
+            if proven || keys.iter().flatten().any(same) {
+                if !proven {
+                    there.association.hasten();
+                    self.known_by(at, peer.key);
+                }
                 if !std::mem::replace(&mut self.peers[at].configured, true) {
                     self.uncount(peer.address.ip());
                 }
-                return false;
+                return before != keys;
             }
             self.forget(at, effects);
         }
@@ -428,6 +459,50 @@ impl Peering {
     fn dismiss(&mut self, at: PeerSlot, effects: &mut Effects) {
         self.send(at, &Message::Goodbye, effects);
         self.forget(at, effects);
+    }
+
+    /// The key that this node is going to have: it answers to that one as well from now on.
+    pub fn set_next_key(&mut self, key: PrivateKey) {
+        self.security.next = Some(key);
+        self.answer_to_keys();
+    }
+
+    /// The next key is the node's from now on; false if there is none. It proves itself by that one to all peers soon, whose
+    /// sessions go on until then. To the one before it answers for a while.
+    pub fn switch_key(&mut self, now: Duration) -> bool {
+        if self.security.next.is_none() {
+            return false;
+        }
+        let former = self.security.switch();
+        self.former = former.map(|key| (key, now + ANSWER_TO_FORMER));
+        self.answer_to_keys();
+        self.scout = Scout::new(&self.security);
+        let peers: Vec<PeerSlot> = self.peers.iter().map(|(at, _)| at).collect();
+        for (index, at) in peers.into_iter().enumerate() {
+            let peer = &mut self.peers[at];
+            if peer.key.is_some() {
+                peer.identity = Identity::of(&self.security, peer.key);
+                peer.association.outdate();
+                // Not with all at once.
+                peer.next_rekey = now + REKEY_APART * index as u32;
+            }
+        }
+        true
+    }
+
+    fn answer_to_keys(&mut self) {
+        let former = self.former.as_ref().map(|(key, _)| key);
+        self.gatekeeper.set_keys(&self.security, former);
+    }
+
+    /// The peer has proven itself by this key.
+    fn known_by(&mut self, at: PeerSlot, key: Option<PublicKey>) {
+        let peer = &mut self.peers[at];
+        if peer.key == key {
+            return;
+        }
+        peer.key = key;
+        peer.identity = Identity::of(&self.security, key);
     }
 
     /// Says how nodes meet by others that they know.
@@ -506,6 +581,8 @@ impl Peering {
             .map(|(at, p)| PeerStatus {
                 clash: self.clash(at, same(&p.name).iter().copied()),
                 failed: p.failed.clone(),
+                other_key: p.keys.into_iter().flatten().find(|key| Some(*key) != p.key),
+                is_behind: p.association.is_behind(),
                 address: p.address,
                 name: p.name.clone(),
                 state: p.state,
@@ -541,6 +618,10 @@ impl Peering {
     pub fn tick(&mut self, now: Duration, effects: &mut Effects) -> Duration {
         if self.flush_at.is_some_and(|at| now >= at) {
             self.flush(now, effects);
+        }
+        if self.former.as_ref().is_some_and(|(_, until)| now >= *until) {
+            self.former = None;
+            self.answer_to_keys();
         }
         for _ in 0..TIMERS {
             match self.timers.first() {
@@ -657,7 +738,17 @@ impl Peering {
     /// as long as the peer may still be there.
     fn gives_way(&self, at: PeerSlot, key: Option<PublicKey>) -> bool {
         let peer = &self.peers[at];
-        peer.key != key && !peer.configured && peer.state != PeerState::Up && self.allows(key)
+        !peer.has(key) && !peer.configured && peer.state != PeerState::Up && self.allows(key)
+    }
+
+    /// Whether the peer has another key now that is allowed: it is not configured, and says that it is still the one it was.
+    fn has_rotated(&self, at: PeerSlot, opened: &Opened) -> bool {
+        let peer = &self.peers[at];
+        let same = peer.incarnation == opened.incarnation;
+        same && !peer.configured
+            && peer.key.is_some()
+            && opened.key.is_some()
+            && self.allows(opened.key)
     }
 
     /// Goodbyes to all peers that are up, for a clean exit.
@@ -700,12 +791,15 @@ impl Peering {
         let at = known.ok_or(Refusal::Unauthenticated)?;
         let peer = &mut self.peers[at];
         match (bytes[5], &peer.identity) {
-            (COOKIE, Some(identity)) => {
-                let again = peer.association.cookie(identity, bytes)?;
+            (COOKIE, Some(_)) => {
+                let again = peer.association.cookie(bytes)?;
                 effects.datagrams.push((source, again));
             }
             (RESPOND, Some(_)) => {
-                let changes = peer.association.respond(bytes, now)?;
+                let (key, changes) = peer.association.respond(bytes, now)?;
+                if peer.key.is_some() {
+                    self.known_by(at, Some(key));
+                }
                 effects.keys(source, changes);
                 // It knows by the first message that we have the keys.
                 self.send_hello(at, effects);
@@ -751,15 +845,19 @@ impl Peering {
             known => known,
         };
         let at = match known {
-            Some(at) if self.peers[at].key == opened.key => at,
+            Some(at) if self.peers[at].has(opened.key) || self.has_rotated(at, &opened) => at,
             None if self.allows(opened.key) => match self.admit(source, opened.key, now) {
                 Some(at) => at,
                 None => return Ok(()),
             },
             _ => return Err(Refusal::Unauthenticated),
         };
-        let own = self.local.incarnation;
+        let (own, key) = (self.local.incarnation, opened.key);
         let (answer, changes) = self.peers[at].association.accept(*opened, own, now)?;
+        if !self.peers[at].has(key) {
+            self.peers[at].keys = [key, None];
+        }
+        self.known_by(at, key);
         effects.keys(source, changes);
         effects.datagrams.push((source, answer));
         Ok(())
@@ -946,7 +1044,7 @@ impl Peering {
         for node in nodes {
             if let Some(&known) = self.by_address.get(&node.address) {
                 let peer = &mut self.peers[known];
-                peer.named |= peer.key == node.key;
+                peer.named |= peer.has(node.key);
                 continue;
             }
             let provable = Identity::of(&self.security, node.key).is_some();
@@ -973,7 +1071,7 @@ impl Peering {
                 continue;
             }
             let (address, key) = (peer.address, peer.key);
-            nodes.push(PeerConfig { address, key });
+            nodes.push(PeerConfig::known_by(address, key));
             if nodes.len() == INTRODUCED {
                 self.peers[at].introduced = other.0 + 1;
                 break;
@@ -1023,7 +1121,8 @@ impl Peering {
         if !peer.configured && peer.state != PeerState::Up && silent >= patience {
             return self.forget(at, effects);
         }
-        effects.keys(address, peer.association.retire(now));
+        let rekey = self.security.rekey;
+        effects.keys(address, peer.association.retire(rekey, now));
         if peer.state == PeerState::Up {
             effects.keys(address, peer.association.switch(now));
         }
@@ -1049,7 +1148,7 @@ impl Peering {
         if self.security.is_on()
             && peer.state == PeerState::Up
             && now >= peer.next_rekey
-            && peer.association.wants_rekey(now)
+            && peer.association.wants_rekey(rekey, now)
         {
             peer.next_rekey = now + REKEY_AGAIN;
             self.initiate(at, now, effects);
@@ -1067,7 +1166,13 @@ impl Peering {
     /// Begins a handshake.
     fn initiate(&mut self, at: PeerSlot, now: Duration, effects: &mut Effects) {
         let peer = &mut self.peers[at];
-        if let Some(identity) = &peer.identity {
+        let tried = peer.association.tried();
+        let other =
+            |key: &PublicKey| peer.key.is_some() && tried.is_some_and(|tried| tried != *key);
+        // Where one key finds no answer, the other is tried.
+        let other = peer.keys.into_iter().flatten().find(other);
+        let identity = other.and_then(|key| Identity::of(&self.security, Some(key)));
+        if let Some(identity) = identity.as_ref().or(peer.identity.as_ref()) {
             let own = self.local.incarnation;
             let datagram = peer.association.initiate(identity, own, now);
             effects.datagrams.push((peer.address, datagram));
@@ -1213,7 +1318,7 @@ impl Peering {
             return None;
         }
         *here += 1;
-        Some(self.insert(PeerConfig { address, key }, false, now))
+        Some(self.insert(PeerConfig::known_by(address, key), false, now))
     }
 
     fn uncount(&mut self, address: IpAddr) {
@@ -1230,6 +1335,7 @@ impl Peering {
             address: config.address,
             configured,
             named: false,
+            keys: [config.key, config.next_key],
             key: config.key,
             identity: Identity::of(&self.security, config.key),
             association: Association::default(),

@@ -101,10 +101,7 @@ impl World {
         let count = self.security.len();
         for other in (0..count).filter(|&other| other != index) {
             let key = self.security[other].node.as_ref().map(PrivateKey::public);
-            let peer = PeerConfig {
-                address: address(other),
-                key,
-            };
+            let peer = PeerConfig::known_by(address(other), key);
             node.add(peer, self.now, &mut Effects::default());
         }
         node
@@ -482,7 +479,7 @@ fn without_the_groups_key_nobody_becomes_a_peer_and_no_answer_is_longer_than_the
     );
     let (_, cookie) = effects.datagrams.pop().expect("a cookie");
     assert!(cookie.len() < begun.len());
-    let again = stranger.cookie(&right, &cookie).expect("the answer to it");
+    let again = stranger.cookie(&cookie).expect("the answer to it");
     let mut elsewhere = Effects::default();
     node.receive(address(8), &again, Duration::ZERO, &mut elsewhere);
     let (_, other) = elsewhere.datagrams.pop().expect("another cookie");
@@ -528,6 +525,189 @@ fn a_node_with_another_key_than_listed_does_not_become_a_peer() {
     assert_eq!(world.state(1, 0), PeerState::Trying);
     assert!(world.counters(0).unauthenticated > 0);
     assert!(world.up[0].is_empty() && world.up[1].is_empty());
+}
+
+fn with_own(seed: u8) -> Security {
+    Security {
+        node: Some(own(seed)),
+        ..Security::default()
+    }
+}
+
+impl World {
+    /// A node lists another one with these keys.
+    fn list(&mut self, index: usize, other: usize, keys: [Option<u8>; 2]) -> bool {
+        let [key, next_key] = keys.map(|seed| seed.map(|seed| own(seed).public()));
+        let peer = PeerConfig {
+            address: address(other),
+            key,
+            next_key,
+        };
+        let mut effects = Effects::default();
+        let added = self.nodes[index].1.add(peer, self.now, &mut effects);
+        self.apply(index, effects.changes);
+        self.carry(index, effects.datagrams, &mut |_, _| false);
+        added
+    }
+
+    fn switch_key(&mut self, index: usize, seed: u8) {
+        let now = self.now;
+        let node = &mut self.nodes[index].1;
+        node.set_next_key(own(seed));
+        assert!(node.switch_key(now));
+        assert!(!node.switch_key(now), "there is one next key");
+    }
+
+    fn status(&self, index: usize) -> PeerStatus {
+        self.nodes[index].1.status(self.now).remove(0)
+    }
+
+    /// Lets two nodes go on. What the lanes of each send under, the other one's accept at any time.
+    fn run_without_a_gap(&mut self, time: Duration, mut lose: impl FnMut() -> bool) {
+        let end = self.now + time;
+        while self.now < end {
+            self.run(Duration::from_millis(10), |_, _| lose());
+            for index in 0..2 {
+                let sending = self.keys[index][&address(1 - index)]
+                    .1
+                    .expect("there is one");
+                assert!(self.keys[1 - index][&address(index)].0.contains(&sending));
+                assert!(self.up[index].contains(&address(1 - index)));
+            }
+        }
+    }
+}
+
+#[test]
+fn nodes_change_their_keys_while_they_are_peers_and_nothing_is_void_meanwhile() {
+    let mut world = World::with(vec![with_own(1), with_own(2)]);
+    world.subscribe(1, set([7]));
+    world.run(2 * SECOND, |_, _| false);
+    let mut lost = 0u32;
+    let mut lose = || {
+        lost = lost.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        lost >> 29 == 0
+    };
+    let known_by = |seed| Authentication::Node(own(seed).public());
+    // The one, the other, and both at once, sooner than is good for them.
+    let mut keys = [1, 2];
+    for (round, who) in [&[0][..], &[1], &[0, 1], &[0, 1], &[1], &[0]]
+        .iter()
+        .enumerate()
+    {
+        for &node in *who {
+            let next = 10 + 2 * round as u8 + node as u8;
+            assert!(world.list(1 - node, node, [Some(keys[node]), Some(next)]));
+            assert!(!world.list(1 - node, node, [Some(keys[node]), Some(next)]));
+            world.switch_key(node, next);
+            keys[node] = next;
+        }
+        world.run_without_a_gap(40 * SECOND, &mut lose);
+        for &node in *who {
+            let other = world.status(1 - node);
+            assert_eq!(other.authentication, known_by(keys[node]), "{round}");
+            assert!(!world.status(node).is_behind);
+            assert!(world.list(1 - node, node, [Some(keys[node]), None]));
+        }
+        world.run_without_a_gap(SECOND, &mut lose);
+    }
+    world.run_without_a_gap(1400 * SECOND, &mut lose);
+    assert_eq!(world.route(0, 1), Some(&set([7])));
+    for index in 0..2 {
+        let (accepted, _) = &world.keys[index][&address(1 - index)];
+        assert!(accepted.len() <= association::MOST_SESSIONS);
+    }
+}
+
+#[test]
+fn the_key_of_before_may_be_taken_out_before_the_peer_has_shown_that_it_has_the_new_one() {
+    let mut world = World::with(vec![with_own(1), with_own(2)]);
+    world.subscribe(1, set([7]));
+    world.run(2 * SECOND, |_, _| false);
+    world.list(0, 1, [Some(2), Some(3)]);
+    world.switch_key(1, 3);
+    assert!(world.list(0, 1, [Some(3), None]));
+    world.run_without_a_gap(30 * SECOND, || false);
+    assert_eq!(world.route(0, 1), Some(&set([7])));
+    let known = world.status(0).authentication;
+    assert_eq!(known, Authentication::Node(own(3).public()));
+    assert!(!world.status(0).is_behind && !world.status(1).is_behind);
+    // One that it was never said to have is another node's.
+    assert!(world.list(0, 1, [Some(4), None]));
+    assert_eq!(
+        (world.state(0, 1), world.route(0, 1)),
+        (PeerState::Trying, None)
+    );
+}
+
+#[test]
+fn a_peer_that_does_not_list_the_new_key_is_told_and_lost_when_the_old_one_is_answered_to_no_more()
+{
+    let mut world = World::with(vec![with_own(1), with_own(2)]);
+    world.run(2 * SECOND, |_, _| false);
+    world.switch_key(1, 3);
+    world.run_without_a_gap(ANSWER_TO_FORMER, || false);
+    assert!(world.status(1).is_behind);
+    assert!(world.counters(0).unauthenticated > 0);
+    world.run(2 * keys::REKEY, |_, _| false);
+    assert_ne!(world.state(0, 1), PeerState::Up);
+    // As soon as it does, they are peers.
+    world.list(0, 1, [Some(2), Some(3)]);
+    world.run(10 * SECOND, |_, _| false);
+    assert_eq!(
+        (world.state(0, 1), world.state(1, 0)),
+        (PeerState::Up, PeerState::Up)
+    );
+}
+
+#[test]
+fn a_node_that_was_restarted_with_either_key_is_found_by_who_lists_both() {
+    for seed in [2, 3] {
+        let mut world = World::with(vec![with_own(1), with_own(2)]);
+        world.list(0, 1, [Some(2), Some(3)]);
+        world.run(2 * SECOND, |_, _| false);
+        assert_eq!(world.state(0, 1), PeerState::Up);
+        // It begins no handshake itself.
+        let local = Local {
+            incarnation: 5000,
+            ..accepting(Security::none()).local
+        };
+        let security = Security {
+            allow: vec![own(1).public()],
+            ..with_own(seed)
+        };
+        let accept = vec!["10.0.0.0/24".parse().expect("network")];
+        world.nodes[1].1 = Peering::new(local, security, accept);
+        world.routes[1].clear();
+        world.up[1].clear();
+        world.keys[1].clear();
+        world.run(DEAD_AFTER + 15 * SECOND, |_, _| false);
+        assert_eq!(world.state(0, 1), PeerState::Up, "{seed}");
+        let known = world.status(0).authentication;
+        assert_eq!(known, Authentication::Node(own(seed).public()));
+    }
+}
+
+#[test]
+fn a_node_that_was_accepted_changes_to_another_key_that_is_allowed_and_to_no_other() {
+    let allowing = |seed, allow: &[u8]| Security {
+        allow: allow.iter().map(|seed| own(*seed).public()).collect(),
+        ..with_own(seed)
+    };
+    let (mut world, said) = on_a_link(vec![allowing(1, &[2, 3]), allowing(2, &[1])]);
+    for datagram in &said[1] {
+        world.hear(0, address(1), datagram);
+    }
+    world.run(2 * SECOND, |_, _| false);
+    let known_by = |seed| Some(Authentication::Node(own(seed).public()));
+    assert_eq!(key_of_second(&world), known_by(2));
+    world.switch_key(1, 3);
+    world.run_without_a_gap(20 * SECOND, || false);
+    assert_eq!(key_of_second(&world), known_by(3));
+    world.switch_key(1, 4);
+    world.run_without_a_gap(20 * SECOND, || false);
+    assert_eq!(key_of_second(&world), known_by(3));
+    assert!(world.counters(0).unauthenticated > 0);
 }
 
 /// Nodes of one link that know nothing of each other, and what each has announced.
@@ -622,10 +802,7 @@ fn an_address_is_anothers_with_an_allowed_key_as_soon_as_the_node_that_had_it_is
         ..Security::default()
     };
     let with_key = |seed| Authentication::Node(own(seed).public());
-    let peer = |index, seed| PeerConfig {
-        address: address(index),
-        key: Some(own(seed).public()),
-    };
+    let peer = |index, seed| PeerConfig::known_by(address(index), Some(own(seed).public()));
     for configured in [false, true] {
         let security = vec![
             node(1, &[2, 3]),
@@ -800,7 +977,7 @@ fn handshakes_that_cross_leave_both_with_a_session_that_the_other_has() {
         };
         let again = [0, 1].map(
             |at| match gates[1 - at].look(address(at), None, &begun[at], now) {
-                Ok(Gate::Cookie(cookie)) => pair[at].cookie(&identity, &cookie).expect("ours"),
+                Ok(Gate::Cookie(cookie)) => pair[at].cookie(&cookie).expect("ours"),
                 _ => panic!("the address is not proven yet"),
             },
         );
@@ -832,7 +1009,7 @@ fn keys_change_while_the_peers_stay_up_and_are_accepted_before_they_are_used() {
     world.run(SECOND, |_, _| false);
     let first = world.switches;
     let mut lost = 0u32;
-    world.run(4 * association::REKEY_AFTER, |_, _| {
+    world.run(4 * keys::REKEY, |_, _| {
         lost = lost.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         lost >> 29 == 0
     });
@@ -972,10 +1149,7 @@ fn meeting(security: Vec<Security>) -> World {
         let first = address(0);
         if index > 0 {
             let key = world.security[0].node.as_ref().map(PrivateKey::public);
-            let peer = PeerConfig {
-                address: first,
-                key,
-            };
+            let peer = PeerConfig::known_by(first, key);
             node.add(peer, Duration::ZERO, &mut Effects::default());
         }
         node.set_meeting(Meeting {
@@ -1209,7 +1383,7 @@ fn after_a_cut_that_outlasts_all_keys_lanes_have_one_as_soon_as_there_are_routes
     world.subscribe(1, set([7]));
     world.run(SECOND, |_, _| false);
     // Also if the keys end while new ones are there that are not sent under yet.
-    for cut in [association::REJECT_AFTER + 20 * SECOND, 643 * SECOND] {
+    for cut in [660 * SECOND + 20 * SECOND, 643 * SECOND] {
         world.run(cut, |_, _| true);
         let mut routes = 0;
         for _ in 0..1500 {
@@ -1300,7 +1474,7 @@ fn proven(
     let identity = Identity::of(&group(), None).expect("a key");
     let begun = peer.initiate(&identity, incarnation, at);
     match gate.look(address(1), None, &begun, at) {
-        Ok(Gate::Cookie(cookie)) => peer.cookie(&identity, &cookie).expect("ours"),
+        Ok(Gate::Cookie(cookie)) => peer.cookie(&cookie).expect("ours"),
         _ => panic!("the address is not proven yet"),
     }
 }
@@ -1351,7 +1525,7 @@ fn a_cookie_is_good_for_one_handshake_and_once_and_for_a_while() {
     answer[6] = other[6];
     let at = association::HEADER + association::MAC;
     answer[association::HEADER..at].copy_from_slice(&other[other.len() - association::MAC..]);
-    let other = peer.cookie(&identity, &answer).expect("as it should be");
+    let other = peer.cookie(&answer).expect("as it should be");
     assert_eq!(other[16..32], first[16..32]);
     assert!(matches!(
         gate.look(address(1), None, &other, 2 * SECOND),
@@ -1409,10 +1583,7 @@ fn a_flood_of_handshakes_is_bounded_and_peers_get_through_meanwhile() {
     };
     let mut node = accepting(security(1));
     let to = Some(own(1).public());
-    let peer = PeerConfig {
-        address: address(1),
-        key: Some(own(2).public()),
-    };
+    let peer = PeerConfig::known_by(address(1), Some(own(2).public()));
     node.add(peer, SECOND, &mut Effects::default());
     // Whoever it is shows that it is at its address: whether it is answered.
     let begin = |node: &mut Peering, from: SocketAddr, seed, incarnation, now| {
@@ -1430,7 +1601,7 @@ fn a_flood_of_handshakes_is_bounded_and_peers_get_through_meanwhile() {
         }
         node.receive(from, &begun, now, &mut effects);
         let (_, cookie) = effects.datagrams.pop().expect("a cookie");
-        let again = association.cookie(&identity, &cookie).expect("ours");
+        let again = association.cookie(&cookie).expect("ours");
         node.receive(from, &again, now, &mut effects);
         let answer = effects.datagrams.pop();
         answer.is_some_and(|(_, answer)| answer[5] == RESPOND)

@@ -4,7 +4,7 @@ use takt_runtime::counters::{
     ChannelReading, LaneReading, NetworkReading, PortReading, SessionReading,
 };
 use takt_runtime::delays::DelayReading;
-use takt_runtime::peering::keys::Protection;
+use takt_runtime::peering::keys::{Protection, PublicKey};
 use takt_runtime::peering::message::Outage;
 use takt_runtime::peering::{Authentication, PeerState, PeeringCounters};
 use takt_runtime::status::{
@@ -72,7 +72,8 @@ impl From<NodeStatus> for proto::Node {
                 .clock
                 .map_or(proto::ClockState::Unspecified, Into::into)
                 .into(),
-            key: status.key.map_or_else(String::new, |key| key.to_string()),
+            key: written(status.key),
+            next_key: written(status.next_key),
             group_key: status.group,
         }
     }
@@ -202,6 +203,10 @@ impl From<ChannelStatus> for proto::Channel {
     }
 }
 
+fn written(key: Option<PublicKey>) -> String {
+    key.map_or_else(String::new, |key| key.to_string())
+}
+
 impl From<PeerStatus> for proto::Peer {
     fn from(status: PeerStatus) -> Self {
         let state = match status.state {
@@ -218,6 +223,7 @@ impl From<PeerStatus> for proto::Peer {
         Self {
             authentication: authentication.into(),
             key,
+            next_key: written(status.other_key),
             address: status.address.to_string(),
             name: status.name,
             state: state.into(),
@@ -239,7 +245,11 @@ impl From<PeerStatus> for proto::Peer {
                     let yet = if *returns { " for now" } else { "" };
                     format!("{datapath} {state} there: what is for it goes by other datapaths{yet}")
                 });
-                let warnings: Vec<String> = clash.into_iter().chain(failed).collect();
+                let behind = status.is_behind.then(|| {
+                    "it has not taken this node's new key yet: if that lasts, add it there as its `next_key`"
+                        .to_owned()
+                });
+                let warnings: Vec<String> = clash.into_iter().chain(failed).chain(behind).collect();
                 warnings.join("; ")
             },
         }

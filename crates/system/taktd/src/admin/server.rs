@@ -8,7 +8,7 @@ use std::time::Duration;
 use takt_runtime::RuntimeHandle;
 use takt_runtime::capture::CaptureError;
 use takt_runtime::control::{MapChannelError, ScheduleError, Stopped};
-use takt_runtime::peering::keys::PeerConfig;
+use takt_runtime::peering::keys::{PeerConfig, PublicKey};
 use takt_session::ErrorCode;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
@@ -22,16 +22,17 @@ use super::proto::{
     ListDatapathsRequest, ListDatapathsResponse, ListListenersRequest, ListListenersResponse,
     ListNetworksRequest, ListNetworksResponse, ListPeersRequest, ListPeersResponse,
     ListSchedulesRequest, ListSchedulesResponse, ListSessionsRequest, ListSessionsResponse,
-    MapChannelRequest, MapChannelResponse, MoveSessionRequest, MoveSessionResponse, ReloadRequest,
-    ReloadResponse, RemoveListenerRequest, RemoveListenerResponse, RemovePeerRequest,
-    RemovePeerResponse, RemoveScheduleRequest, RemoveScheduleResponse, RemoveStationRequest,
-    RemoveStationResponse, SetListenerRequest, SetListenerResponse, SetStationRequest,
-    SetStationResponse, WatchRequest, WatchResponse,
+    MapChannelRequest, MapChannelResponse, MoveSessionRequest, MoveSessionResponse, NextKeyRequest,
+    NextKeyResponse, ReloadRequest, ReloadResponse, RemoveListenerRequest, RemoveListenerResponse,
+    RemovePeerRequest, RemovePeerResponse, RemoveScheduleRequest, RemoveScheduleResponse,
+    RemoveStationRequest, RemoveStationResponse, SetListenerRequest, SetListenerResponse,
+    SetStationRequest, SetStationResponse, SwitchKeyRequest, SwitchKeyResponse, WatchRequest,
+    WatchResponse,
 };
 use super::socket::{self, SocketError};
 use super::{capture, listener, network, schedule, watch as pictures};
 use crate::config::value::PeerAddress;
-use crate::node::{Node, ReloadError, SetListenerError};
+use crate::node::{Node, NodeKeyError, ReloadError, SetListenerError};
 
 /// Periods of `Watch`, milliseconds.
 const PERIODS: std::ops::RangeInclusive<u32> = 100..=60_000;
@@ -123,6 +124,19 @@ impl Service {
         }
     }
 
+    /// Changes the node's key without holding up other calls.
+    async fn rotate<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Node) -> Result<R, NodeKeyError> + Send + 'static,
+    ) -> Result<R, Status> {
+        let node = self.node.clone();
+        match tokio::task::spawn_blocking(move || job(&node)).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(NodeKeyError::Stopped(_))) | Err(_) => Err(unavailable()),
+            Ok(Err(error)) => Err(Status::failed_precondition(error.to_string())),
+        }
+    }
+
     /// Asks the control thread without holding up other calls.
     async fn ask<R: Send + 'static>(
         &self,
@@ -133,6 +147,16 @@ impl Service {
             Ok(Ok(answer)) => Ok(answer),
             _ => Err(unavailable()),
         }
+    }
+}
+
+/// A public key as it is written; `None` if it is empty.
+fn public_key(name: &str, text: &str) -> Result<Option<PublicKey>, Status> {
+    let invalid =
+        |error| Status::invalid_argument(format!("{name}: `{text}` is no public key: {error}"));
+    match text {
+        "" => Ok(None),
+        text => text.parse().map(Some).map_err(invalid),
     }
 }
 
@@ -257,12 +281,13 @@ impl Admin for Service {
     ) -> Result<Response<AddPeerResponse>, Status> {
         let request = request.into_inner();
         let address = peer(&request.address)?;
-        let key = match request.key.as_str() {
-            "" => None,
-            key => Some(key.parse().map_err(|error| {
-                Status::invalid_argument(format!("key: `{key}` is no public key: {error}"))
-            })?),
-        };
+        let key = public_key("key", &request.key)?;
+        let next_key = public_key("next_key", &request.next_key)?;
+        if key.is_none() && next_key.is_some() {
+            return Err(Status::invalid_argument(
+                "next_key: the peer has no key that this one could follow: give both",
+            ));
+        }
         let own = self.ask(RuntimeHandle::status).await?.control_address;
         if address.is_ipv4() != own.is_ipv4() {
             return Err(Status::invalid_argument(format!(
@@ -275,7 +300,11 @@ impl Admin for Service {
                  that is to add it with --admin"
             )));
         }
-        let peer = PeerConfig { address, key };
+        let peer = PeerConfig {
+            address,
+            key,
+            next_key,
+        };
         let added = self
             .ask(move |handle| handle.add_peer(peer))
             .await?
@@ -296,6 +325,26 @@ impl Admin for Service {
             tracing::info!(%address, "admin: peer removed");
         }
         Ok(Response::new(RemovePeerResponse { removed }))
+    }
+
+    async fn next_key(
+        &self,
+        _: Request<NextKeyRequest>,
+    ) -> Result<Response<NextKeyResponse>, Status> {
+        let key = self.rotate(Node::next_key).await?.to_string();
+        Ok(Response::new(NextKeyResponse { key }))
+    }
+
+    async fn switch_key(
+        &self,
+        request: Request<SwitchKeyRequest>,
+    ) -> Result<Response<SwitchKeyResponse>, Status> {
+        let wanted = public_key("key", &request.into_inner().key)?;
+        let (key, switched) = self.rotate(move |node| node.switch_key(wanted)).await?;
+        Ok(Response::new(SwitchKeyResponse {
+            key: key.to_string(),
+            switched,
+        }))
     }
 
     async fn list_datapaths(

@@ -11,7 +11,7 @@ use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use takt_datapath::plugin::Options;
 use takt_runtime::config::{DEFAULT_PORT, SchedulingClass};
 use takt_runtime::peering::AcceptNet;
-use takt_runtime::peering::keys::PublicKey;
+use takt_runtime::peering::keys::{PublicKey, REKEY};
 use takt_session::place::Socket;
 use takt_wire::ethernet::MacAddress;
 
@@ -139,6 +139,8 @@ pub struct Peer {
     pub address: Written<PeerAddress>,
     /// Its public key; none: it has the group's key.
     pub key: Option<Written<PublicKey>>,
+    /// Another one, which it is going to have.
+    pub next_key: Option<Written<PublicKey>>,
 }
 
 /// `[scout]`
@@ -179,6 +181,8 @@ pub struct Security {
     pub group_key_file: Option<PathBuf>,
     /// Public keys of nodes that are accepted from accepted networks.
     pub allow: Vec<Written<PublicKey>>,
+    /// When the keys of datagrams are replaced.
+    pub rekey_seconds: u64,
 }
 
 impl Default for Security {
@@ -188,6 +192,7 @@ impl Default for Security {
             key_file: None,
             group_key_file: None,
             allow: Vec::new(),
+            rekey_seconds: REKEY.as_secs(),
         }
     }
 }

@@ -288,6 +288,7 @@ fn peer(peer: &file::Peer) -> PeerConfig {
     PeerConfig {
         address: peer.address.0.0,
         key: peer.key.as_ref().map(|key| key.0),
+        next_key: peer.next_key.as_ref().map(|key| key.0),
     }
 }
 

@@ -282,6 +282,13 @@ fn peers(file: &File, document: &Document<'_>) -> Checked {
         if address.ip() == own && address.port() == file.node.port {
             return fault(document, way, "this is the node itself: remove it");
         }
+        if peer.key.is_none() && peer.next_key.is_some() {
+            return fault(
+                document,
+                way!["peer", index, "next_key"],
+                "the peer has no `key` that this one could follow: give both",
+            );
+        }
         if peer.key.is_none() && !has_group(file) {
             return fault(
                 document,
@@ -289,6 +296,9 @@ fn peers(file: &File, document: &Document<'_>) -> Checked {
                 "the peer has no key: give its `key` (`takt key show` there prints it), name a `security.group_key_file` on all nodes, or set `security.protection = \"none\"`",
             );
         }
+    }
+    if !(15..=600).contains(&file.security.rekey_seconds) {
+        return fault(document, way!["security", "rekey_seconds"], "15 to 600");
     }
     if !file.node.accept.is_empty() && !has_group(file) && file.security.allow.is_empty() {
         return fault(

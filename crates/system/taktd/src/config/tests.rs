@@ -799,6 +799,16 @@ fn every_fault_names_line_key_value_and_remedy() {
             "239.255.116.107:7398",
         ),
         (
+            "[security]\nrekey_seconds = 14",
+            "takt.toml:2:17: `security.rekey_seconds` = 14",
+            "15 to 600",
+        ),
+        (
+            "[security]\ngroup_key_file = \"/k\"\n[[peer]]\naddress = \"10.0.0.2\"\nnext_key = \"3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08=\"",
+            "`peer[0].next_key`",
+            "give both",
+        ),
+        (
             "[security]\nprotection = \"weak\"",
             "`security.protection`",
             "`integrity`",

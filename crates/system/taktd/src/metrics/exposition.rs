@@ -671,6 +671,7 @@ mod tests {
             node: NodeStatus {
                 protection: takt_runtime::peering::keys::Protection::Integrity,
                 key: None,
+                next_key: None,
                 group: true,
                 name: "a\"b\\c\nd".into(),
                 incarnation: 1,

@@ -233,10 +233,6 @@ impl Daemon {
 
     fn start_as(more: &str, through: impl FnOnce(Command) -> Command) -> Self {
         let directory = Directory::new();
-        let daemon_socket = UnixDatagram::bind(directory.join("notify.sock")).expect("bind");
-        daemon_socket
-            .set_read_timeout(Some(PATIENCE))
-            .expect("a timeout");
         let text = format!(
             "[node]\nname = \"test\"\naddress = \"127.0.0.1\"\nport = 0\n{}[admin]\nsocket = \"{}\"\n\
              [[listener]]\npath = \"{}\"\n{more}",
@@ -244,6 +240,23 @@ impl Daemon {
             directory.text("admin.sock"),
             directory.text("takt.sock"),
         );
+        Self::start_in(directory, &text, through)
+    }
+
+    /// One with this configuration, which has its sockets in the directory.
+    pub fn start_with(directory: Directory, text: &str) -> Self {
+        Self::start_in(directory, text, |daemon| daemon)
+    }
+
+    fn start_in(
+        directory: Directory,
+        text: &str,
+        through: impl FnOnce(Command) -> Command,
+    ) -> Self {
+        let daemon_socket = UnixDatagram::bind(directory.join("notify.sock")).expect("bind");
+        daemon_socket
+            .set_read_timeout(Some(PATIENCE))
+            .expect("a timeout");
         std::fs::write(directory.join("takt.toml"), text).expect("write");
         let child = through(takt(&["run", "--config", &directory.text("takt.toml")]))
             .env("NOTIFY_SOCKET", directory.join("notify.sock"))
