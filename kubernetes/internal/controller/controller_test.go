@@ -299,9 +299,14 @@ func TestOtherNodesAreToldOfPodsThatAreThereAlone(t *testing.T) {
 		!reflect.DeepEqual(other.VTEPs, []network.VTEP{{Network: "tsn", Address: "198.51.100.2"}}) {
 		t.Errorf("they are believed to be %+v and %+v", one, other)
 	}
-	// A key that has changed is passed on.
-	s.says("node-1", func(n *network.TaktNodeStatus) { n.Runtime.Key = "another" })
-	apitest.Until(t, "the new key is known", func() bool { return s.member("node-1").Spec.Peer.Key == "another" })
+	// A key that changes is passed on before it does, and when it has.
+	for _, keys := range [][2]string{{"key-of-node-1", "another"}, {"another", ""}} {
+		s.says("node-1", func(n *network.TaktNodeStatus) { n.Runtime.Key, n.Runtime.NextKey = keys[0], keys[1] })
+		apitest.Until(t, "the new key is known", func() bool {
+			peer := s.member("node-1").Spec.Peer
+			return peer.Key == keys[0] && peer.NextKey == keys[1]
+		})
+	}
 
 	// Who has an address keeps it, whatever the order of names; the other pod is told.
 	s.pod("late", "node-1")

@@ -72,7 +72,7 @@ func (w *World) Make() *Plan {
 		if node := w.Nodes[member.Name]; node != nil && runtime != nil && runtime.Key != "" && runtime.Port > 0 {
 			address := ""
 			if address, spec.PeerProblem = peerAddress(node, runtime); address != "" {
-				spec.Peer = &network.Peer{Address: hostPort(address, runtime.Port), Key: runtime.Key}
+				spec.Peer = &network.Peer{Address: hostPort(address, runtime.Port), Key: runtime.Key, NextKey: runtime.NextKey}
 				claims[spec.Peer.Address] = append(claims[spec.Peer.Address], member)
 			}
 		}

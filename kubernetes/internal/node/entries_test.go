@@ -28,7 +28,8 @@ import (
 type tables struct {
 	adminv1.AdminClient
 	stations map[string]*adminv1.Station
-	peers    map[string]string
+	peers    map[string]string // the keys of each, with a space between
+	added    int
 }
 
 func (t *tables) networks() []*adminv1.Network {
@@ -55,14 +56,16 @@ func (t *tables) RemoveStation(_ context.Context, r *adminv1.RemoveStationReques
 
 func (t *tables) ListPeers(context.Context, *adminv1.ListPeersRequest, ...grpc.CallOption) (*adminv1.ListPeersResponse, error) {
 	answer := &adminv1.ListPeersResponse{}
-	for address, key := range t.peers {
-		answer.Peers = append(answer.Peers, &adminv1.Peer{Address: address, Key: key, Configured: true})
+	for address, keys := range t.peers {
+		key, next, _ := strings.Cut(keys, " ")
+		answer.Peers = append(answer.Peers, &adminv1.Peer{Address: address, Key: key, NextKey: next, Configured: true})
 	}
 	return answer, nil
 }
 
 func (t *tables) AddPeer(_ context.Context, r *adminv1.AddPeerRequest, _ ...grpc.CallOption) (*adminv1.AddPeerResponse, error) {
-	t.peers[r.GetAddress()] = r.GetKey()
+	t.added++
+	t.peers[r.GetAddress()] = strings.TrimSpace(r.GetKey() + " " + r.GetNextKey())
 	return &adminv1.AddPeerResponse{}, nil
 }
 
@@ -290,6 +293,44 @@ func TestTheKeyOfAnAddressDoesNotAlternate(t *testing.T) {
 	for range 20 {
 		if err := entering(t, dir, has, bare("node-1", true), nodeOf("node-2"), twin); err != nil || has.peers["192.0.2.2:7400"] != key1 {
 			t.Fatalf("taktd has %q, %v", has.has(), err)
+		}
+	}
+}
+
+func TestAPeerHasTwoKeysWhileItChangesFromOneToTheOther(t *testing.T) {
+	const at = "192.0.2.2:7400"
+	dir, has := t.TempDir(), &tables{stations: map[string]*adminv1.Station{}, peers: map[string]string{}}
+	changes := nodeOf("node-2")
+	changes.Spec.Stations, changes.Spec.Peer.NextKey = nil, key1
+	changed := nodeOf("node-2")
+	changed.Spec.Stations, changed.Spec.Peer.Key = nil, key1
+	for _, step := range []struct {
+		what   string
+		node   *network.TaktNode
+		uses   string // as taktd tells it
+		wanted string
+		added  int
+	}{
+		{"the next key is known", changes, "", key2 + " " + key1, 1},
+		{"it has used it", changes, key1 + " " + key2, key1 + " " + key2, 1},
+		{"it has it", changed, "", key1, 2},
+		{"nothing is new", changed, "", key1, 2},
+	} {
+		if step.uses != "" {
+			has.peers[at] = step.uses
+		}
+		if err := entering(t, dir, has, bare("node-1", true), step.node); err != nil {
+			t.Fatal(err)
+		}
+		if has.peers[at] != step.wanted || has.added != step.added {
+			t.Errorf("%s: taktd has %q, entered %d times", step.what, has.peers[at], has.added)
+		}
+	}
+	// An operator's stays, with either key.
+	for _, key := range []string{key1, key2} {
+		has := &tables{stations: map[string]*adminv1.Station{}, peers: map[string]string{at: key}}
+		if err := entering(t, t.TempDir(), has, bare("node-1", true), changes); err != nil || has.added > 0 {
+			t.Errorf("with %s taktd has %q, %v", key, has.peers[at], err)
 		}
 	}
 }

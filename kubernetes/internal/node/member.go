@@ -297,7 +297,7 @@ func runtimeOf(said *adminv1.Node, peers bool) *network.Runtime {
 		runtime.Address, runtime.Port = at.Addr().Unmap().String(), int32(at.Port())
 	}
 	if peers {
-		runtime.Key = said.GetKey()
+		runtime.Key, runtime.NextKey = said.GetKey(), said.GetNextKey()
 	}
 	return runtime
 }
@@ -712,14 +712,14 @@ func equalSets(a, b []string) bool {
 // enterPeers has taktd know the runtimes of other nodes by their keys, and says how many answer. Unless all is planned, none is
 // taken away.
 func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *entered, planned bool) error {
-	wanted := map[string]string{}
+	wanted := map[string]*network.Peer{}
 	if m.n.config.Network.Peers {
 		all := objects.All[*network.TaktNode](m.nodes)
 		// The same one of two with one address at each look.
 		slices.SortFunc(all, func(a, b *network.TaktNode) int { return strings.Compare(a.Name, b.Name) })
 		for _, node := range all {
 			if node.Name != m.n.name && node.Spec.Peer != nil {
-				wanted[node.Spec.Peer.Address] = node.Spec.Peer.Key
+				wanted[node.Spec.Peer.Address] = node.Spec.Peer
 			}
 		}
 	}
@@ -727,10 +727,10 @@ func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *e
 	if err != nil {
 		return err
 	}
-	present, up := map[string]string{}, 0
+	present, up := map[string]*adminv1.Peer{}, 0
 	for _, peer := range all.GetPeers() {
 		if peer.GetConfigured() {
-			present[peer.GetAddress()] = peer.GetKey()
+			present[peer.GetAddress()] = peer
 		}
 		if peer.GetState() == adminv1.PeerState_PEER_STATE_UP {
 			up++
@@ -743,7 +743,7 @@ func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *e
 		// One that is there and was not noted before it was entered is an operator's.
 		switch has, there := present[address]; {
 		case e.Peers[address]:
-		case there && has != wanted[address]:
+		case there && has.GetKey() != wanted[address].Key && (has.GetKey() == "" || has.GetKey() != wanted[address].NextKey):
 			mistakes = append(mistakes, fmt.Errorf("peer %s: an operator has entered it with another key, and that stays: take it out of taktd's configuration, or `takt peer remove %s`", address, address))
 			delete(wanted, address)
 		case there:
@@ -758,11 +758,13 @@ func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *e
 		}
 	}
 	for _, address := range slices.Sorted(maps.Keys(wanted)) {
-		key := wanted[address]
-		if has, there := present[address]; there && has == key {
+		peer := wanted[address]
+		// Of two keys taktd names the one first that the node has used last.
+		keys := []string{peer.Key, peer.NextKey}
+		if has, there := present[address]; there && equalSets(keys, []string{has.GetKey(), has.GetNextKey()}) {
 			continue
 		}
-		if _, err := m.admin.AddPeer(ctx, &adminv1.AddPeerRequest{Address: address, Key: key}); err != nil {
+		if _, err := m.admin.AddPeer(ctx, &adminv1.AddPeerRequest{Address: address, Key: peer.Key, NextKey: peer.NextKey}); err != nil {
 			mistakes = append(mistakes, fmt.Errorf("peer %s: %w", address, err))
 		}
 	}

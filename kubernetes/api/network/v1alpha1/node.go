@@ -72,6 +72,9 @@ type Peer struct {
 	Address string `json:"address"`
 	// Key is its public key, base64.
 	Key string `json:"key"`
+	// NextKey is the public key that it is going to have, base64: it may prove itself by either.
+	// +optional
+	NextKey string `json:"nextKey,omitempty"`
 }
 
 // A VTEP is a node's tunnel endpoint in a network.
@@ -162,6 +165,9 @@ type Runtime struct {
 	// Key is its public key, base64; empty: it has none, and is nobody's peer.
 	// +optional
 	Key string `json:"key,omitempty"`
+	// NextKey is the public key that it is going to have, base64; empty: none was made.
+	// +optional
+	NextKey string `json:"nextKey,omitempty"`
 }
 
 // Clock is how good a node's clock is.
