@@ -13,6 +13,7 @@ use takt::{ChannelId, Error, Sink, SinkOptions, Source, Wait};
 use crate::support::application::is_introduction;
 use crate::support::{Client, Datapath, Held, Pair, attach, introduce, number_of, skip};
 use takt_testing::{PATIENCE, until};
+use taktd::admin::proto::PeerState;
 
 /// What is numbered and checked.
 const CHECKED: ChannelId = ChannelId(5);
@@ -118,7 +119,12 @@ fn act(
         unreachable!("just started");
     };
     let while_it = |rng: &mut StdRng| {
-        std::thread::sleep(Duration::from_micros(rng.random_range(0..400_000)));
+        // Now and then so long that the other node takes it for gone.
+        let micros = match rng.random_range(0..8) {
+            0 => rng.random_range(4_000_000..6_000_000),
+            _ => rng.random_range(0..400_000),
+        };
+        std::thread::sleep(Duration::from_micros(micros));
     };
     match rng.random_range(0..7) {
         0 | 1 => {
@@ -164,15 +170,32 @@ fn act(
 
 /// The numbered messages go from node 0 to node 1; the daemon of node `victim` is killed.
 fn kills(datapath: Datapath, victim: usize) {
-    if skip() {
-        return;
-    }
     let seed = std::env::var("TAKT_KILL_SEED")
         .ok()
         .and_then(|text| text.parse().ok());
     let seed: u64 = seed.unwrap_or_else(|| rand::rng().random());
     println!("TAKT_KILL_SEED={seed}");
     let mut rng = StdRng::seed_from_u64(seed);
+    all_are_counted(datapath, 1 - victim, |pair, go_on| {
+        let mut others = [None, None];
+        for number in 1..=acts() {
+            let what = act(&mut rng, pair, victim, &mut others);
+            println!("{number}: {what}");
+            go_on();
+        }
+    });
+}
+
+/// Numbered messages go from node 0 to node 1, whatever is done `meanwhile`, which is told how to wait for more of them. The
+/// daemon of `survivor` lives through it.
+fn all_are_counted(
+    datapath: Datapath,
+    survivor: usize,
+    meanwhile: impl FnOnce(&mut Pair, &dyn Fn()),
+) {
+    if skip() {
+        return;
+    }
     let mut pair = Pair::over(datapath);
     let [near, far] = [0, 1].map(|at| attach(&pair.nodes[at], "numbered"));
     let [out, into] =
@@ -184,7 +207,7 @@ fn kills(datapath: Datapath, victim: usize) {
     };
     let mut sink = into.sink_with(CHECKED, options).expect("a sink");
     introduce(&source, &[&sink]);
-    let before = Held::by(&pair.nodes[1 - victim]);
+    let before = Held::by(&pair.nodes[survivor]);
 
     let [stop, quiet] = [false; 2].map(AtomicBool::new);
     let (emitted, got) = (AtomicU64::new(0), Got::default());
@@ -193,14 +216,8 @@ fn kills(datapath: Datapath, victim: usize) {
         let (source, sink) = (&mut source, &mut sink);
         let writing = scope.spawn(move || write_on(source, stop, emitted));
         let reading = scope.spawn(move || read_on(sink, quiet, got));
-        let mut others = [None, None];
         go_on(emitted, got, BETWEEN);
-        for number in 1..=acts() {
-            let what = act(&mut rng, &mut pair, victim, &mut others);
-            println!("{number}: {what}");
-            go_on(emitted, got, BETWEEN);
-        }
-        drop(others);
+        meanwhile(&mut pair, &|| go_on(emitted, got, BETWEEN));
         go_on(emitted, got, BETWEEN);
         stop.store(true, Relaxed);
         writing.join().expect("the writer");
@@ -223,7 +240,7 @@ fn kills(datapath: Datapath, victim: usize) {
         counted, missing,
         "what is missing is counted, and nothing else"
     );
-    let survivor = &pair.nodes[1 - victim];
+    let survivor = &pair.nodes[survivor];
     let mut last = None;
     until("the daemon that lived holds what it held before", || {
         let held = Held::by(survivor);
@@ -247,4 +264,33 @@ fn what_is_missing_is_counted_while_subscribers_and_their_daemon_are_killed_over
 #[test]
 fn what_is_missing_is_counted_while_publishers_and_their_daemon_are_killed_over_kernel_udp() {
     kills(Datapath::Udp, 0);
+}
+
+#[test]
+fn what_is_missing_is_counted_while_publishers_and_their_daemon_are_killed_over_af_xdp() {
+    kills(Datapath::Xdp, 0);
+}
+
+/// The daemon of a node is stopped until the other node takes it for gone, and goes on.
+fn stopped(datapath: Datapath, at: usize) {
+    all_are_counted(datapath, 1 - at, |pair, go_on| {
+        for _ in 0..2 {
+            let pid = pair.nodes[at].pid();
+            signal(pid, Signal::STOP);
+            pair.nodes[1 - at].await_peers(1, PeerState::Down);
+            signal(pid, Signal::CONT);
+            pair.await_peers(PeerState::Up);
+            go_on();
+        }
+    });
+}
+
+#[test]
+fn what_is_missing_is_counted_when_the_senders_daemon_is_stopped_until_it_is_taken_for_gone() {
+    stopped(Datapath::Udp, 0);
+}
+
+#[test]
+fn what_is_missing_is_counted_when_the_receivers_daemon_is_stopped_until_it_is_taken_for_gone() {
+    stopped(Datapath::Udp, 1);
 }
