@@ -414,6 +414,79 @@ fn a_long_message_to_many_sinks_is_given_out_over_many_rounds_and_holds_up_nobod
     }
 }
 
+/// In how many rounds a source beside others gets one message out, at most, and how many it got out while those had `work`.
+fn beside(
+    house: &mut House,
+    guest: &mut Guest,
+    (source, sink): (SourceSlot, SinkSlot),
+    mut work: impl FnMut(&mut Guest) -> bool,
+) -> (u32, u32) {
+    let (mut longest, mut waited, mut out) = (0, 0, 0);
+    assert!(guest.emit(source, 0, 3));
+    while work(guest) {
+        house.lane.poll();
+        waited += 1;
+        assert!(waited < 1000, "it starves after {out} messages");
+        if guest.receive(sink) == 1 {
+            longest = longest.max(waited);
+            (waited, out) = (0, out + 1);
+            until_done(1, || {
+                house.lane.poll();
+                guest.completed(source).len()
+            });
+            assert!(guest.emit(source, out % 64, 3));
+        }
+    }
+    (longest, out)
+}
+
+#[test]
+fn a_session_gets_its_turns_beside_another_of_its_tenant_with_long_messages_to_many() {
+    const SINKS: usize = 8;
+    const LONG: u32 = 8;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut greedy = house.guest(1, 16 << 20, &no_limits());
+    let long = greedy.source(5);
+    let mut crowd = house.guest(1, 96 << 20, &no_limits());
+    (0..SINKS).for_each(|_| _ = crowd.sink(5, 64));
+    let mut modest = house.guest(1, 1 << 16, &no_limits());
+    let own = (modest.source(6), modest.sink(6, 64));
+    house.settle();
+    for message in 0..LONG {
+        assert!(greedy.emit(long, 256 + message * 256, 1 << 20));
+    }
+    let mut done = 0;
+    let (longest, out) = beside(&mut house, &mut modest, own, |_| {
+        done += greedy.completed(long).len();
+        done < LONG as usize
+    });
+    assert!(longest <= 3, "{longest} rounds for one message");
+    assert!(out >= 8 * LONG, "{out} messages beside {LONG} long ones");
+}
+
+#[test]
+fn a_source_gets_its_turns_beside_another_of_its_session_with_long_messages_to_many() {
+    const SINKS: usize = 8;
+    const LONG: u32 = 8;
+    let mut house = House::new(Vec::new(), Arc::new(Ticking::default()));
+    let mut guest = house.guest(1, 16 << 20, &no_limits());
+    let long = guest.source(5);
+    let mut crowd = house.guest(1, 96 << 20, &no_limits());
+    (0..SINKS).for_each(|_| _ = crowd.sink(5, 64));
+    let own = (guest.source(6), guest.sink(6, 64));
+    house.settle();
+    for message in 0..LONG {
+        assert!(guest.emit(long, 256 + message * 256, 1 << 20));
+    }
+    let mut done = 0;
+    let (longest, out) = beside(&mut house, &mut guest, own, |guest| {
+        done += guest.completed(long).len();
+        done < LONG as usize
+    });
+    assert!(longest <= 3, "{longest} rounds for one message");
+    assert!(out >= 8 * LONG, "{out} messages beside {LONG} long ones");
+}
+
 #[test]
 fn a_sink_that_holds_very_many_messages_is_closed_over_several_rounds() {
     const HELD: u32 = 4096;
