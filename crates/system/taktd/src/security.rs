@@ -242,7 +242,7 @@ pub fn load(section: &file::Security) -> Result<Security, KeyFileError> {
         Err(error) => return Err(error),
     };
     security.next = match read(&next_file(&key_file)) {
-        Ok(key) => Some(key).filter(|_| security.node.is_some()),
+        Ok(key) => security.node.is_some().then_some(key),
         Err(KeyFileError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => None,
         Err(error) => {
             tracing::warn!(%error, "the next key of this node is not used");
