@@ -20,8 +20,7 @@ use std::time::Duration;
 
 use crate::slots::{PeerSlot, Table};
 use association::{
-    Association, COOKIE, Gate, Gatekeeper, INITIATE, Identity, KeyChange, Opened, RESPOND, Refusal,
-    SEALED,
+    Association, COOKIE, Gate, Gatekeeper, INITIATE, Identity, KeyChange, RESPOND, Refusal, SEALED,
 };
 use budget::Budget;
 use keys::{PeerConfig, PrivateKey, PublicKey, Security};
@@ -741,16 +740,6 @@ impl Peering {
         !peer.has(key) && !peer.configured && peer.state != PeerState::Up && self.allows(key)
     }
 
-    /// Whether the peer has another key now that is allowed: it is not configured, and says that it is still the one it was.
-    fn has_rotated(&self, at: PeerSlot, opened: &Opened) -> bool {
-        let peer = &self.peers[at];
-        let same = peer.incarnation == opened.incarnation;
-        same && !peer.configured
-            && peer.key.is_some()
-            && opened.key.is_some()
-            && self.allows(opened.key)
-    }
-
     /// Goodbyes to all peers that are up, for a clean exit.
     pub fn leave(&mut self, effects: &mut Effects) {
         let up = |(at, peer): (PeerSlot, &Peer)| (peer.state == PeerState::Up).then_some(at);
@@ -845,7 +834,7 @@ impl Peering {
             known => known,
         };
         let at = match known {
-            Some(at) if self.peers[at].has(opened.key) || self.has_rotated(at, &opened) => at,
+            Some(at) if self.peers[at].has(opened.key) => at,
             None if self.allows(opened.key) => match self.admit(source, opened.key, now) {
                 Some(at) => at,
                 None => return Ok(()),
@@ -854,9 +843,6 @@ impl Peering {
         };
         let (own, key) = (self.local.incarnation, opened.key);
         let (answer, changes) = self.peers[at].association.accept(*opened, own, now)?;
-        if !self.peers[at].has(key) {
-            self.peers[at].keys = [key, None];
-        }
         self.known_by(at, key);
         effects.keys(source, changes);
         effects.datagrams.push((source, answer));
