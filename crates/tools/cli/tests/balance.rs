@@ -125,6 +125,15 @@ impl Site {
         self.lab.host(2)
     }
 
+    /// Pulls a host's cable.
+    fn unplug(&self, host: &Host) {
+        let switch = format!("{}-switch", self.lab.name());
+        let done = Command::new("ip")
+            .args(["-n", &switch, "link", "set", host.name(), "down"])
+            .status();
+        assert!(done.expect("ip").success());
+    }
+
     /// A socket of the client.
     fn client_socket(&self) -> UdpSocket {
         let _inside = self.client().enter().expect("the host");
@@ -536,9 +545,21 @@ fn flows_leave_a_neighbour_that_is_killed_and_go_back_to_none_that_is_dead() {
     let dead = dead.expect_err("refused").to_string();
     assert!(dead.contains("neighbour 0 is dead"), "{dead}");
     traffic.until_all_reach(1);
+    // Nor does one get any whose cable is pulled.
+    let beats = site.start(site.neighbour(), &["balance", "beat", &here, "--key", &key]);
+    assert_eq!(running.line("alive")["neighbour"], 0);
+    let look = site.look_at_pair();
+    for bundle in 0..64 {
+        look.assign(bundle, Some(Target::Neighbour(0)))
+            .expect("there");
+    }
+    traffic.until_all_reach(2);
+    site.unplug(site.neighbour());
+    assert_eq!(running.line("dead")["neighbour"], 0);
+    traffic.until_all_reach(1);
     let got = traffic.end();
     assert!(got.iter().any(|got| got.host == 2));
-    drop(forger);
+    drop((beats, forger));
     let end = running.end();
     assert_eq!(end["neighbours"][0]["alive"], false);
     assert_eq!(end["neighbours"][0]["bundles"], 0);
@@ -876,7 +897,6 @@ fn a_flow_that_would_be_late_leaves_a_core_that_is_not_overloaded() {
         client.send_to(&bytes, SERVICE).expect("sent");
         std::thread::sleep(PAUSE);
         let status = look.status().expect("status");
-        assert!(status.cores[0].waiting <= 256);
         status
             .cores
             .iter()
@@ -893,8 +913,12 @@ fn a_flow_that_would_be_late_leaves_a_core_that_is_not_overloaded() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            // More than the core does, and fewer than could wait for it before it is looked at.
             while !stop.load(Ordering::Relaxed) {
-                let _ = others.send_to(&[0; 20], SERVICE);
+                for _ in 0..100 {
+                    let _ = others.send_to(&[0; 20], SERVICE);
+                }
+                std::thread::sleep(Duration::from_millis(1));
             }
         });
         let left = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
