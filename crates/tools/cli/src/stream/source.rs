@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::Read;
-use std::net::UdpSocket;
+use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 
 use image::{ImageReader, RgbImage};
-use rustix::net::sockopt;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use serde::Serialize;
 use takt_clock::{Clock, SystemTai};
 use takt_streaming::{Format, Pixels, rtp::Depacketizer};
@@ -565,18 +565,35 @@ impl Rtp {
                  rtp://0.0.0.0:5004"
             ))
         };
-        let socket = UdpSocket::bind(address).map_err(failed)?;
+        let socket = with_room(address).map_err(failed)?;
         socket.set_read_timeout(Some(LOOK_EVERY)).map_err(failed)?;
-        // Frames come in bursts; without the right to more it has what everybody has.
-        if sockopt::set_socket_recv_buffer_size_force(&socket, RTP_BYTES).is_err() {
-            let _ = sockopt::set_socket_recv_buffer_size(&socket, RTP_BYTES);
-        }
         let (sender, frames) = sync_channel(places(format));
         let shared = Arc::<RtpShared>::default();
         let told = shared.clone();
         std::thread::spawn(move || receive(&socket, depacketizer, &sender, &told));
         Ok(Self { frames, shared })
     }
+}
+
+/// A socket that has room for bursts of frames from the first packet on.
+fn with_room(address: &str) -> std::io::Result<UdpSocket> {
+    let mut failed = std::io::ErrorKind::AddrNotAvailable.into();
+    for address in address.to_socket_addrs()? {
+        let family = match address {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        let socket = net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        // Without the right to more it has what everybody has.
+        if sockopt::set_socket_recv_buffer_size_force(&socket, RTP_BYTES).is_err() {
+            let _ = sockopt::set_socket_recv_buffer_size(&socket, RTP_BYTES);
+        }
+        match net::bind(&socket, &address) {
+            Ok(()) => return Ok(socket.into()),
+            Err(error) => failed = error.into(),
+        }
+    }
+    Err(failed)
 }
 
 /// Frames that may wait for a server that is busy: as many as [`RTP_WAITING`] bytes have room for, one at least.
