@@ -62,11 +62,23 @@ unsafe impl GlobalAlloc for Heap {
 
 /// Keeps the heap usable in forked children: its lock is taken around `fork`. Called once.
 pub fn survive_fork() {
+    // A signal handler may come at any point of either, and fork itself: within a fork, with a depth of its own.
     extern "C" fn before() {
-        HEAP.lock.before_fork();
+        let depth = FORKS.get() + 1;
+        FORKS.set(depth);
+        if depth == 1 {
+            // What a handler sends from here on is the kernel's: it would wait for the lock, which is its own thread's.
+            WAS_INSIDE.set(process::set_inside(true));
+        }
+        HEAP.lock.before_fork(depth);
     }
     extern "C" fn after() {
-        HEAP.lock.after_fork();
+        let depth = FORKS.get();
+        HEAP.lock.after_fork(depth);
+        if depth == 1 {
+            process::set_inside(WAS_INSIDE.get());
+        }
+        FORKS.set(depth - 1);
     }
     // Where there is no memory for that, there is none for a child either.
     // SAFETY: functions of this library, which stays.
@@ -85,8 +97,12 @@ static THREADS: AtomicU32 = AtomicU32::new(0);
 thread_local! {
     /// Of a forked child's thread, that of the thread that it is a copy of; 0: none yet.
     static NUMBER: Cell<u32> = const { Cell::new(0) };
-    /// The lock was this thread's already when it began to fork.
-    static KEPT: Cell<bool> = const { Cell::new(false) };
+    /// How many forks of this thread are under way, one within the other.
+    static FORKS: Cell<u32> = const { Cell::new(0) };
+    /// Whether a call of ours was under way when it began to fork.
+    static WAS_INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// The fork that has taken the lock; 0: none, it was this thread's already or is nobody's.
+    static TAKEN_BY: Cell<u32> = const { Cell::new(0) };
 }
 
 fn number() -> u32 {
@@ -157,15 +173,16 @@ impl Lock {
 
     /// Takes it for a fork. A signal handler that forks may have interrupted its own thread while that has it: then it stays that
     /// thread's, which goes on with what it was doing, here and in the child.
-    fn before_fork(&self) {
-        match self.0.load(Ordering::Relaxed) & !WAITED == number() {
-            true => KEPT.set(true),
-            false => self.lock(),
+    fn before_fork(&self, depth: u32) {
+        if self.0.load(Ordering::Relaxed) & !WAITED != number() {
+            self.lock();
+            TAKEN_BY.set(depth);
         }
     }
 
-    fn after_fork(&self) {
-        if !KEPT.replace(false) {
+    fn after_fork(&self, depth: u32) {
+        if TAKEN_BY.get() == depth {
+            TAKEN_BY.set(0);
             self.unlock();
         }
     }
@@ -199,15 +216,18 @@ mod tests {
         let lock = Lock(AtomicU32::new(0));
         lock.lock();
         // By a signal handler, which may fork within a fork.
-        lock.before_fork();
-        lock.before_fork();
-        lock.after_fork();
+        lock.before_fork(1);
+        lock.before_fork(2);
+        lock.after_fork(2);
+        lock.after_fork(1);
         assert_ne!(lock.0.load(Ordering::Relaxed), 0, "still held");
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
-                lock.before_fork();
+                lock.before_fork(1);
+                lock.before_fork(2);
+                lock.after_fork(2);
                 let held = lock.0.load(Ordering::Relaxed) & !WAITED == number();
-                lock.after_fork();
+                lock.after_fork(1);
                 held
             });
             while lock.0.load(Ordering::Relaxed) & WAITED == 0 {

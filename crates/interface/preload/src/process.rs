@@ -23,6 +23,11 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Whether a call of ours is under way in this thread, from now on; and whether one was.
+pub fn set_inside(inside: bool) -> bool {
+    INSIDE.replace(inside)
+}
+
 unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, former: *mut c_int) -> c_int;
 }

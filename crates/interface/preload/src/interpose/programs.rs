@@ -61,6 +61,9 @@ pub unsafe extern "C-unwind" fn execvpe(
     unsafe { real::execvpe(name, arguments, environment) }
 }
 
+/// `AT_EXECVE_CHECK`: nothing is executed (Linux 6.14).
+const EXECVE_CHECK: c_int = 0x10000;
+
 /// `execveat(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn execveat(
@@ -71,7 +74,7 @@ pub unsafe extern "C-unwind" fn execveat(
     flags: c_int,
 ) -> c_int {
     // SAFETY: as above.
-    leave(unsafe { image::by_place(directory, path, flags) });
+    leave(flags & EXECVE_CHECK == 0 && unsafe { image::by_place(directory, path, flags) });
     // SAFETY: as above.
     unsafe { real::execveat(directory, path, arguments, environment, flags) }
 }
