@@ -19,6 +19,8 @@ struct Parked<P> {
     /// Packets that were sent on and are not told as done.
     under_way: u32,
     waiting: VecDeque<P>,
+    /// How many of those that wait are counted as kept: all but the last ones.
+    counted: usize,
 }
 
 /// The packets of a table's bundles that wait.
@@ -35,6 +37,7 @@ impl<P> Park<P> {
         let bundle = || Parked {
             under_way: 0,
             waiting: VecDeque::new(),
+            counted: 0,
         };
         Self {
             bundles: (0..table.count()).map(|_| bundle()).collect(),
@@ -55,7 +58,6 @@ impl<P> Park<P> {
     pub fn push(&mut self, bundle: u32, packet: P) -> Result<(), P> {
         match self.bundles.get_mut(bundle as usize) {
             Some(of) if of.waiting.len() < self.room => {
-                self.kept += u64::from(!of.waiting.is_empty());
                 of.waiting.push_back(packet);
                 Ok(())
             }
@@ -92,11 +94,13 @@ impl<P> Park<P> {
                 wanted
             }
             _ => {
-                self.kept += u64::from(of.waiting.len() == 1);
+                self.kept += (of.waiting.len() - of.counted) as u64;
+                of.counted = of.waiting.len();
                 return Ok(None);
             }
         };
         of.under_way += 1;
+        of.counted = of.counted.saturating_sub(1);
         Ok(of.waiting.pop_front().map(|packet| (packet, target)))
     }
 

@@ -392,6 +392,7 @@ fn parked(steps: &[Step], late: i64) -> Result<(), TestCaseError> {
         }
     }
     prop_assert_eq!(pushed, gone, "what was taken goes on in the end");
+    prop_assert!(park.kept() <= pushed as u64, "each is kept once at most");
     Ok(())
 }
 

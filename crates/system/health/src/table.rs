@@ -803,7 +803,10 @@ impl Table {
         self.spec_flows.fill(0);
         (self.hand, self.swept, self.histograms) = (0, 0, 0);
         (self.latest_ns, self.unseen_ns) = (i64::MIN, i64::MIN);
-        self.own = None;
+        if let Some(own) = &mut self.own {
+            // What was not got before is none of the new time.
+            (own.dropped_at_start, own.dropped_before) = (own.dropped, 0);
+        }
     }
 
     /// How many flows are at each level: green, yellow, red.

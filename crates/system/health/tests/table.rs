@@ -1100,6 +1100,11 @@ do = ["event"]
     assert_eq!(begun(Some((0, 12)), START + 3 * window), [0, 1]);
     // After a long time none.
     assert_eq!(begun(Some((0, 12)), START + 9 * window), [0, 0]);
+    // Nor does a clock that is set make them new ones.
+    table.begin_anew(37_000 * MS);
+    table.note_own(START + 9 * window + 1, 0, 12);
+    take(&mut table, START + 9 * window + 1, &packet);
+    assert!(table.rules().all(|(_, count)| count.active == 0));
 }
 
 const BEATS: i64 = 2000;

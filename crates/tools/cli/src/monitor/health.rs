@@ -151,8 +151,8 @@ impl Watched {
 
     /// What the file says now, if it changed and is good; what is wrong is told.
     pub fn changed(&mut self) -> Option<Document> {
-        // A file that is being replaced may be gone for a moment.
-        if !self.path.exists() {
+        // A file that is being replaced may be gone for a moment, and a pipe is read once.
+        if !std::fs::metadata(&self.path).is_ok_and(|about| about.is_file()) {
             return None;
         }
         let now = read_text(&self.path).map_err(|failure| failure.to_string());
@@ -310,5 +310,26 @@ impl Learn {
             )));
         }
         write_text(&self.output, &text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use takt_testing::Directory;
+
+    #[test]
+    fn rules_stay_where_their_file_is_no_file() {
+        let directory = Directory::new();
+        let path = directory.join("rules.toml");
+        std::fs::write(&path, "").expect("written");
+        let (_, mut watched) = Watched::open(&path).expect("rules");
+        std::fs::write(&path, "# Others.\n").expect("written");
+        assert!(watched.changed().is_some());
+        std::fs::remove_file(&path).expect("there");
+        assert!(watched.changed().is_none());
+        std::fs::create_dir(&path).expect("made");
+        assert!(watched.changed().is_none(), "read again it would be told");
+        assert_eq!(watched.last.as_deref(), Ok("# Others.\n"));
     }
 }
