@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use takt_runtime::config::{KeptSchedule, ListenerConfig};
 use takt_runtime::control::{ListenError, Stopped};
+use takt_runtime::peering::PeerStatus;
 use takt_runtime::{Runtime, RuntimeHandle, StartError};
 
 use crate::admin::{listener, proto};
@@ -68,9 +69,10 @@ pub enum NodeKeyError {
     None,
     /// None was made.
     #[error(
-        "this node has no next key: `takt key rotate` (NextKey) makes one, for its peers to list"
+        "this node has no next key, and its key is {0}: if that is the one that was made, it has it already; else `takt key rotate` \
+         (NextKey) makes one, for its peers to list"
     )]
-    NoNext,
+    NoNext(PublicKey),
     /// Another one was made.
     #[error("the next key of this node is {next}, not {wanted}: let its peers list that one")]
     Another {
@@ -295,7 +297,9 @@ impl Node {
             return Ok((wanted, false));
         }
         let next = security.next.as_ref().map(PrivateKey::public);
-        let next = next.ok_or(NodeKeyError::NoNext)?;
+        let Some(next) = next else {
+            return Err(own.map_or(NodeKeyError::None, NodeKeyError::NoNext));
+        };
         if let Some(wanted) = wanted.filter(|wanted| *wanted != next) {
             return Err(NodeKeyError::Another { wanted, next });
         }
@@ -426,7 +430,13 @@ impl Node {
                 report.changed.push(format!("peer {address} removed"));
             }
         }
+        let there = self.handle.peers()?;
         for peer in &new.runtime.peers {
+            let is_there = |p: &PeerStatus| p.configured && p.address == peer.address;
+            // One that has another key since, by the admin API, keeps that.
+            if old.runtime.peers.contains(peer) && there.iter().any(is_there) {
+                continue;
+            }
             match self.handle.add_peer(*peer)? {
                 Ok(true) => report.changed.push(format!("peer {} added", peer.address)),
                 Ok(false) => {}

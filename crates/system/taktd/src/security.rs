@@ -33,9 +33,14 @@ pub fn default_key_file() -> PathBuf {
 
 /// Where the key is kept that a node is going to have.
 pub fn next_file(key_file: &Path) -> PathBuf {
-    let mut next = key_file.as_os_str().to_owned();
+    let mut next = resolved(key_file).into_os_string();
     next.push(".next");
     next.into()
+}
+
+/// The file itself, where links lead to it: what a link names has the key, also when somebody makes the link anew.
+fn resolved(key_file: &Path) -> PathBuf {
+    std::fs::canonicalize(key_file).unwrap_or_else(|_| key_file.to_owned())
 }
 
 /// The key that the node of this key file is going to have. It is made if it is not there yet, `like` that one if it is given, and
@@ -67,10 +72,10 @@ pub fn next(key_file: &Path, like: Option<&PrivateKey>) -> Result<PrivateKey, Ke
 /// # Errors
 /// [`KeyFileError::Write`].
 pub fn switch(key_file: &Path) -> Result<(), KeyFileError> {
-    let next = next_file(key_file);
-    let switched = std::fs::rename(&next, key_file);
+    let (next, file) = (next_file(key_file), resolved(key_file));
+    let switched = std::fs::rename(&next, &file);
     switched
-        .and_then(|()| sync(key_file))
+        .and_then(|()| sync(&file))
         .map_err(|source| KeyFileError::Write {
             path: key_file.to_owned(),
             source,
@@ -271,6 +276,25 @@ mod tests {
         assert_eq!(mode & 0o7777, 0o600);
         assert!(first.node.is_some());
         assert_eq!(load(&section).expect("read"), first);
+    }
+
+    #[test]
+    fn a_key_file_that_is_a_link_stays_one() {
+        let directory = Directory::new();
+        let (file, link) = (directory.join("real.key"), directory.join("node.key"));
+        write(&file, &PrivateKey::generate().reveal()).expect("written");
+        std::os::unix::fs::symlink(&file, &link).expect("a link");
+        let made = next(&link, None).expect("the next one");
+        switch(&link).expect("switched");
+        assert!(
+            std::fs::symlink_metadata(&link)
+                .expect("there")
+                .is_symlink()
+        );
+        for path in [&file, &link] {
+            let key = read::<PrivateKey>(path).expect("a key");
+            assert_eq!(key.public(), made.public());
+        }
     }
 
     #[test]

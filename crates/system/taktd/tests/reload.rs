@@ -7,7 +7,7 @@ use takt_testing::Directory;
 use taktd::admin::client::Client;
 use taktd::admin::proto::{
     AddPeerRequest, ChannelRange, ListListenersRequest, ListPeersRequest, Listener, ReloadRequest,
-    ReloadResponse, SetListenerRequest,
+    ReloadResponse, RemovePeerRequest, SetListenerRequest,
 };
 use tonic::Code;
 
@@ -51,6 +51,35 @@ async fn nothing_is_reported_where_nothing_differs() {
     let daemon = Daemon::start(LISTENER);
     let mut client = daemon.client().await;
     assert_eq!(reload(&mut client).await, ReloadResponse::default());
+}
+
+#[tokio::test]
+async fn a_peer_whose_lines_do_not_change_keeps_the_keys_that_it_has_been_given_since() {
+    let key = || taktd::security::PrivateKey::generate().public().to_string();
+    let [old, next] = [key(), key()];
+    let file = |address: &str| format!("[[peer]]\naddress = \"{address}\"\nkey = \"{old}\"\n");
+    let daemon = Daemon::start(&(LISTENER.to_owned() + &file("127.0.0.2")));
+    let mut client = daemon.client().await;
+    let given = AddPeerRequest {
+        address: "127.0.0.2".into(),
+        key: old.clone(),
+        next_key: next.clone(),
+    };
+    client.add_peer(given).await.expect("added");
+    daemon.write(&(LISTENER.to_owned() + &file("127.0.0.2") + &file("127.0.0.3")));
+    let report = reload(&mut client).await;
+    assert_eq!(report.changed, ["peer 127.0.0.3:7400 added"]);
+    let list = client.list_peers(ListPeersRequest {}).await;
+    let list = list.expect("peers").into_inner().peers;
+    let of = |address: &str| list.iter().find(|peer| peer.address == address);
+    assert_eq!(of("127.0.0.2:7400").expect("there").next_key, next);
+    // One that was taken out is there again.
+    let gone = RemovePeerRequest {
+        address: "127.0.0.2".into(),
+    };
+    client.remove_peer(gone).await.expect("removed");
+    let report = reload(&mut client).await;
+    assert_eq!(report.changed, ["peer 127.0.0.2:7400 added"]);
 }
 
 #[tokio::test]

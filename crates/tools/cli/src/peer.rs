@@ -96,6 +96,13 @@ impl Peer {
                         key,
                         next_key,
                     };
+                    let answer = client.add_peer(request.clone()).await?;
+                    if !add.replace_key {
+                        return Ok(answer.into_inner().added);
+                    }
+                    // Also what was begun with a key that it has been left: it is not refused, and what is there goes.
+                    let address = request.address.clone();
+                    client.remove_peer(RemovePeerRequest { address }).await?;
                     Ok(client.add_peer(request).await?.into_inner().added)
                 })?;
                 report(&done, add.addresses.form, "added", "is there already")

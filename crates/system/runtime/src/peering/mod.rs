@@ -784,6 +784,10 @@ impl Peering {
                 let again = peer.association.cookie(bytes)?;
                 effects.datagrams.push((source, again));
             }
+            // Whom it was meant for may have been taken out meanwhile.
+            (RESPOND, Some(_)) if peer.key.is_some() && !peer.has(peer.association.tried()) => {
+                return Err(Refusal::Unauthenticated);
+            }
             (RESPOND, Some(_)) => {
                 let (key, changes) = peer.association.respond(bytes, now)?;
                 if peer.key.is_some() {
