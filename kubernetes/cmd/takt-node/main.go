@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/node"
 	"github.com/takt-dev/takt/kubernetes/internal/objects"
 )
@@ -46,6 +47,9 @@ func main() {
 func run(ctx context.Context, path string, check bool, name, kubeconfig, installGate, installCNI string, uninstall bool) error {
 	config, err := node.LoadConfig(path)
 	if err != nil {
+		return err
+	}
+	if err := enforce.EndRecount("/"); err != nil {
 		return err
 	}
 	backend, err := config.NewBackend()

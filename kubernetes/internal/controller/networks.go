@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -284,16 +285,31 @@ func (w *World) absence(member *network.TaktNode) string {
 
 // silent is why a Node is not Ready; empty if it is, nothing is said of that, or there is no Node.
 func (w *World) silent(name string) string {
-	node := w.Nodes[name]
-	if node == nil {
-		return ""
-	}
-	for _, condition := range node.Status.Conditions {
-		if condition.Type == corev1.NodeReady && condition.Status != corev1.ConditionTrue {
-			return cmp.Or(condition.Reason, string(condition.Status))
-		}
+	if condition := w.notReady(name); condition != nil {
+		return cmp.Or(condition.Reason, string(condition.Status))
 	}
 	return ""
+}
+
+// silentSince is since when a Node is not Ready.
+func (w *World) silentSince(name string) time.Time {
+	if condition := w.notReady(name); condition != nil {
+		return condition.LastTransitionTime.Time
+	}
+	return w.Now
+}
+
+func (w *World) notReady(name string) *corev1.NodeCondition {
+	node := w.Nodes[name]
+	if node == nil {
+		return nil
+	}
+	for at, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady && condition.Status != corev1.ConditionTrue {
+			return &node.Status.Conditions[at]
+		}
+	}
+	return nil
 }
 
 // planStations says of each node which of its endpoints are its own: their pods are there, and no address is another's.

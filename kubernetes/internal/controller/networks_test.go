@@ -515,8 +515,9 @@ func TestAnAddressOfPeersIsOneNodesAlone(t *testing.T) {
 			w.Nodes[name].Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}
 		}
 	}
+	since := metav1.NewTime(w.Now)
 	ready := func(name string, is corev1.ConditionStatus) {
-		w.Nodes[name].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: is, Reason: "NodeStatusUnknown"}}
+		w.Nodes[name].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: is, Reason: "NodeStatusUnknown", LastTransitionTime: since}}
 	}
 	owner := func(when, whose string) {
 		t.Helper()
@@ -536,6 +537,10 @@ func TestAnAddressOfPeersIsOneNodesAlone(t *testing.T) {
 	w.next()
 	same("node-b")
 	owner("a kubelet writes another's address into its Node", "node-a")
+	since = metav1.NewTime(w.Now.Add(2 * time.Hour))
+	ready("node-a", corev1.ConditionUnknown)
+	owner("it waits until the other one's kubelet is silent", "node-a")
+	since = metav1.NewTime(w.Now.Add(time.Minute))
 	ready("node-a", corev1.ConditionUnknown)
 	owner("the machine was installed anew as another node", "node-b")
 	ready("node-a", corev1.ConditionTrue)

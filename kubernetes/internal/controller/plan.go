@@ -78,7 +78,7 @@ func (w *World) Make() *Plan {
 		}
 	}
 	for address, all := range claims {
-		owner := slices.MinFunc(all, func(a, b *network.TaktNode) int { return w.byRight(address, a, b) })
+		owner := w.byRight(address, all)
 		for _, member := range all {
 			if spec := specs[member.Name]; member != owner {
 				spec.Peer = nil
@@ -94,19 +94,27 @@ func (w *World) Make() *Plan {
 	return p
 }
 
-// byRight orders nodes with one address of taktd: those whose kubelet is heard of, as that of a machine that was installed anew by
-// another name; of these who has it already; then the younger one.
-func (w *World) byRight(address string, a, b *network.TaktNode) int {
-	rank := func(member *network.TaktNode) (rank int) {
-		if w.silent(member.Name) != "" {
-			rank = 2
-		}
-		if has := member.Spec.Peer; has == nil || has.Address != address {
-			rank++
-		}
-		return rank
+// byRight is whose an address of taktd is that several nodes have: who has it already, unless its kubelet is silent and the machine
+// was since installed anew as another node. Who has not had it: those whose kubelets are heard of; then the younger one.
+func (w *World) byRight(address string, all []*network.TaktNode) *network.TaktNode {
+	replaced := func(member *network.TaktNode) bool {
+		return slices.ContainsFunc(all, func(other *network.TaktNode) bool {
+			return w.silent(other.Name) == "" && w.Nodes[other.Name].CreationTimestamp.After(w.silentSince(member.Name))
+		})
 	}
-	return cmp.Or(cmp.Compare(rank(a), rank(b)), older(w.Nodes[b.Name], w.Nodes[a.Name]))
+	rank := func(member *network.TaktNode) int {
+		silent, has := w.silent(member.Name) != "", member.Spec.Peer
+		switch {
+		case has != nil && has.Address == address && (!silent || !replaced(member)):
+			return 0
+		case !silent:
+			return 1
+		}
+		return 2
+	}
+	return slices.MinFunc(all, func(a, b *network.TaktNode) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), older(w.Nodes[b.Name], w.Nodes[a.Name]))
+	})
 }
 
 // peerAddress is the one of the node's addresses that its taktd has: of all that is the first of its family. Without one, the

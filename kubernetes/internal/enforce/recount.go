@@ -36,7 +36,7 @@ func RecountIdle(root string, cpus []int) (err error) {
 		return fmt.Errorf("cannot have the kernel count anew: %w", err)
 	}
 	defer func() {
-		if failed := errors.Join(err, endRecount(root)); failed != nil {
+		if failed := errors.Join(err, EndRecount(root)); failed != nil {
 			err = fmt.Errorf("cannot have the kernel count anew: %w", failed)
 		}
 	}()
@@ -54,8 +54,9 @@ func RecountIdle(root string, cpus []int) (err error) {
 	return err
 }
 
-// endRecount gives everybody the CPU back that RecountIdle has taken, also where an agent was killed half-way.
-func endRecount(root string) error {
+// EndRecount gives everybody the CPU back that RecountIdle has taken, also where an agent was killed half-way: before anybody asks
+// which CPUs there are.
+func EndRecount(root string) error {
 	dir, err := cgroupRoot(root, "")
 	if err != nil || !exists(filepath.Join(dir, recountCgroup)) {
 		return nil
