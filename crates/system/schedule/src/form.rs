@@ -22,7 +22,7 @@ use crate::schedule::Schedule;
 use crate::selection::Selection;
 
 pub use taprio::{ClockId, QueueRange, TaprioOptions};
-pub use time::{duration, write_duration};
+pub use time::{duration, write_duration, write_instant};
 pub(crate) use toml::Number;
 
 /// Longer texts are refused.

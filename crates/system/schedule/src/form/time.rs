@@ -82,7 +82,7 @@ pub(super) fn instant(text: &str) -> Option<TaiTime> {
 }
 
 /// Seconds of TAI with nine digits behind the point; `None` before 1970.
-pub(super) fn write_instant(instant: TaiTime) -> Option<String> {
+pub fn write_instant(instant: TaiTime) -> Option<String> {
     let nanos = u64::try_from(instant.as_nanos()).ok()?;
     Some(format!(
         "{}.{:09}",

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use takt_schedule::form::write_duration;
+use takt_schedule::form::{write_duration, write_instant};
 use takt_schedule::{GateMask, GateOperation, Schedule, Selection};
 
-use super::source::{One, Rate};
+use super::source::{One, Rate, not_done};
 use crate::failure::Failure;
 use crate::manifest::{is_label, yaml};
 use crate::output::{Form, print_json, write_text};
@@ -69,20 +69,14 @@ impl Manifest {
         }
         let source = self.one.read()?;
         source.tell_lost();
-        let classes = source.document.installable();
-        let refused = match &classes {
-            Ok(_) => not_said(&source.document.schedule),
-            Err(refused) => refused.clone(),
-        };
-        if !refused.is_empty() {
-            let lines: Vec<String> = refused
-                .iter()
-                .map(|why| format!("{}: not done here: {why}", source.name))
-                .collect();
-            return Err(Failure::Schedule(lines.join("\n")));
-        }
-        let mut spec = spec(&source.document.schedule);
-        let priorities = classes.unwrap_or_default().numbers();
+        let document = &source.document;
+        let said = document.installable().and_then(|classes| {
+            let refused = not_said(&document.schedule);
+            refused.is_empty().then_some(classes).ok_or(refused)
+        });
+        let classes = said.map_err(|refused| not_done(&source.name, &refused))?;
+        let mut spec = spec(&document.schedule);
+        let priorities = classes.numbers();
         if priorities != [0, 1, 2, 3, 4, 5, 6, 7] {
             spec.insert("priorities".to_owned(), json!(priorities));
         }
@@ -140,10 +134,8 @@ fn spec(schedule: &Schedule) -> Map<String, Value> {
     });
     say("cycleTime", json!(write_duration(schedule.cycle_time_ns)));
     say("entries", entries.collect());
-    let base = schedule.base_time.as_nanos();
-    if base > 0 {
-        const SECOND: i64 = 1_000_000_000;
-        let base = format!("{}.{:09}", base / SECOND, base % SECOND);
+    let base = schedule.base_time;
+    if let Some(base) = write_instant(base).filter(|_| base.as_nanos() > 0) {
         say("baseTime", json!(base));
     }
     if schedule.cycle_time_extension_ns > 0 {

@@ -10,7 +10,7 @@ use taktd::admin::proto::{
     ListSchedulesRequest, ListSessionsRequest, RemoveScheduleRequest, Session,
 };
 
-use super::source::{LinkOptions, One};
+use super::source::{LinkOptions, One, not_done};
 use crate::admin::Daemon;
 use crate::failure::Failure;
 use crate::output::{Align, Form, print, print_json, table};
@@ -133,13 +133,8 @@ pub fn install(
     datapath: &str,
     (link_rate_bps, vlan): (u64, bool),
 ) -> Result<i64, Failure> {
-    let classes = document.installable().map_err(|refused| {
-        let lines: Vec<String> = refused
-            .iter()
-            .map(|why| format!("{name}: not done here: {why}"))
-            .collect();
-        Failure::Schedule(lines.join("\n"))
-    })?;
+    let classes = document.installable();
+    let classes = classes.map_err(|refused| not_done(name, &refused))?;
     let request = InstallScheduleRequest {
         datapath: datapath.to_owned(),
         schedule: Some((&document.schedule).into()),

@@ -79,6 +79,14 @@ impl Source {
     }
 }
 
+/// What of a schedule, called `name`, is refused.
+pub fn not_done(name: &str, refused: &[String]) -> Failure {
+    let lines = refused
+        .iter()
+        .map(|why| format!("{name}: not done here: {why}"));
+    Failure::Schedule(lines.collect::<Vec<_>>().join("\n"))
+}
+
 /// A file's name for messages, and what it has; `-` is standard input.
 pub fn text(path: &Path) -> Result<(String, String), Failure> {
     // One more than is read tells that there is more.
