@@ -186,19 +186,19 @@ pub const DISTURBED: f64 = 0.005;
 /// Runs until one counts that is disturbed, too.
 const MOST_RUNS: u32 = 3;
 
-/// [`run`], again if the hypervisor disturbed it: chosen by what it took, never by what was measured. The least disturbed of
-/// [`MOST_RUNS`] counts if none is undisturbed.
+/// Runs a flow over a way. Everything that serves it runs on `cores.0`, best effort on `cores.1`. Again if the hypervisor
+/// disturbed it: chosen by what it took, never by what was measured. The least disturbed of three counts if none is undisturbed.
 ///
 /// # Errors
-/// As [`run`].
-pub fn run_undisturbed(
+/// When a process cannot be started, fails, or does not end; the error has what it said.
+pub fn run(
     takt: &Takt,
     lab: &Lab,
     way: Way,
     flow: &Flow,
     cores: (usize, usize),
 ) -> Result<Run, TaktError> {
-    least_disturbed(flow.duration(), || run(takt, lab, way, flow, cores))
+    least_disturbed(flow.duration(), || once(takt, lab, way, flow, cores))
 }
 
 fn least_disturbed(
@@ -258,11 +258,7 @@ impl Wire {
     }
 }
 
-/// Runs a flow over a way once. Everything that serves it runs on `cores.0`, best effort on `cores.1`.
-///
-/// # Errors
-/// When a process cannot be started, fails, or does not end; the error has what it said.
-pub fn run(
+fn once(
     takt: &Takt,
     lab: &Lab,
     way: Way,

@@ -282,7 +282,7 @@ impl Isochronous {
         let variants = ways.iter().map(|&way| {
             let (runs, progress, setting) = (runs.clone(), progress.clone(), setting.clone());
             Variant::new(way.name(), move |round: &Round| {
-                let run = run::run_undisturbed(takt, lab, way, &flow, cores);
+                let run = run::run(takt, lab, way, &flow, cores);
                 progress.step(&setting, way);
                 let run = run?;
                 let sample = latency(&run, &flow);
