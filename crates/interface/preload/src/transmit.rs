@@ -710,7 +710,7 @@ fn give_up(socket: &Socket, state: &mut State, waiting: Waiting, reason: Reason)
         }
     };
     let (packet, ends) = would_have_been(state, &waiting).unzip();
-    let packet = packet.unwrap_or_else(|| waiting.payload.to_vec());
+    let packet = packet.unwrap_or(waiting.payload);
     let limit = options.receive_bytes;
     socket.add_edges(state.reports.given_up(launch, packet, ends, limit));
 }

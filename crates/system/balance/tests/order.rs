@@ -157,6 +157,38 @@ impl Advised {
     }
 }
 
+fn report(node: &mut Resources, to: usize, report: Report, now: i64) {
+    match target(to) {
+        Target::Core(core) => node.report_core(core, report, now),
+        Target::Neighbour(neighbour) => node.report_neighbour(neighbour, report, now),
+    }
+    .expect("there");
+}
+
+/// What an operator does, and what neighbours say of themselves.
+fn operate(step: &Step, node: &mut Resources, table: &mut Table, now: i64) {
+    match *step {
+        Step::Usable { target: to, usable } => match target(to) {
+            Target::Core(core) => node.set_core_usable(core, usable, now).expect("there"),
+            Target::Neighbour(neighbour) => {
+                node.set_neighbour_usable(neighbour, usable).expect("there");
+            }
+        },
+        Step::Provides {
+            neighbour,
+            functions,
+        } => {
+            node.set_provides(neighbour, functions).expect("there");
+        }
+        Step::Assign { bundle, target: to } => {
+            table.assign(bundle, target(to), node).expect("there");
+        }
+        Step::Evict { bundle } => table.evict(bundle).expect("there"),
+        Step::Limit { bundle, limit } => table.set_limit(bundle, limit).expect("there"),
+        Step::Packet { .. } | Step::Load { .. } | Step::Wait { .. } => {}
+    }
+}
+
 /// `watermarks`: targets tell what is done, take any time, and δ is 0. Otherwise latencies differ by δ at most. With both, cores take any
 /// time: nobody tells what is done at a neighbour that is dead, and how long its packets may be on their way is then what δ has to cover. A
 /// data path that is advised has δ in any case.
@@ -182,12 +214,7 @@ fn run(
     let (mut paths, mut now, mut fenced) = (Paths::default(), 0_i64, 0);
     let tell = |node: &mut Resources, paths: &Paths, to: usize, load: u32, now: i64| {
         let done_before = watermarks.then(|| paths.done_before(to, now));
-        let report = Report { load, done_before };
-        match target(to) {
-            Target::Core(core) => node.report_core(core, report, now),
-            Target::Neighbour(neighbour) => node.report_neighbour(neighbour, report, now),
-        }
-        .expect("there");
+        report(node, to, Report { load, done_before }, now);
     };
     for to in 0..TARGETS {
         tell(&mut node, &paths, to, 0, now);
@@ -234,24 +261,8 @@ fn run(
                 paths.send(number(to), flow, now, takes * slow)?;
             }
             Step::Load { target, load } => tell(&mut node, &paths, target, load, now),
-            Step::Usable { target: to, usable } => match target(to) {
-                Target::Core(core) => node.set_core_usable(core, usable, now).expect("there"),
-                Target::Neighbour(neighbour) => {
-                    node.set_neighbour_usable(neighbour, usable).expect("there");
-                }
-            },
-            Step::Provides {
-                neighbour,
-                functions,
-            } => {
-                node.set_provides(neighbour, functions).expect("there");
-            }
-            Step::Assign { bundle, target: to } => {
-                table.assign(bundle, target(to), &node).expect("there");
-            }
-            Step::Evict { bundle } => table.evict(bundle).expect("there"),
-            Step::Limit { bundle, limit } => table.set_limit(bundle, limit).expect("there"),
             Step::Wait { time } => now += time,
+            _ => operate(step, &mut node, &mut table, now),
         }
         for (bundle, advised) in (0..).zip(&mut advised) {
             let stay = advised.at.map(|(target, _)| target);
@@ -340,34 +351,11 @@ fn parked(steps: &[Step], late: i64) -> Result<(), TestCaseError> {
                 looked = Some(bundle);
             }
             Step::Load { target: to, load } => {
-                let report = Report {
-                    load,
-                    done_before: None,
-                };
-                match target(to) {
-                    Target::Core(core) => node.report_core(core, report, now),
-                    Target::Neighbour(neighbour) => node.report_neighbour(neighbour, report, now),
-                }
-                .expect("there");
+                let done_before = None;
+                report(&mut node, to, Report { load, done_before }, now);
             }
-            Step::Usable { target: to, usable } => match target(to) {
-                Target::Core(core) => node.set_core_usable(core, usable, now).expect("there"),
-                Target::Neighbour(neighbour) => {
-                    node.set_neighbour_usable(neighbour, usable).expect("there");
-                }
-            },
-            Step::Provides {
-                neighbour,
-                functions,
-            } => {
-                node.set_provides(neighbour, functions).expect("there");
-            }
-            Step::Assign { bundle, target: to } => {
-                table.assign(bundle, target(to), &node).expect("there");
-            }
-            Step::Evict { bundle } => table.evict(bundle).expect("there"),
-            Step::Limit { bundle, limit } => table.set_limit(bundle, limit).expect("there"),
             Step::Wait { time } => now += time,
+            _ => operate(step, &mut node, &mut table, now),
         }
         loop {
             untold.sort_unstable();

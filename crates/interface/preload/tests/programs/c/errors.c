@@ -201,6 +201,24 @@ static void urgent(void)
 	close(fd);
 }
 
+/* The control messages of a datagram that wants a stamp by one of them. */
+union wish {
+	char bytes[CMSG_SPACE(8) + CMSG_SPACE(4)];
+	struct cmsghdr align;
+};
+
+static void wish_for_stamp(struct timed *timed, union wish *wish)
+{
+	memcpy(wish->bytes, timed->control.bytes, CMSG_SPACE(8));
+	timed->header.msg_control = wish->bytes;
+	timed->header.msg_controllen = sizeof(wish->bytes);
+	struct cmsghdr *second = CMSG_NXTHDR(&timed->header, CMSG_FIRSTHDR(&timed->header));
+	second->cmsg_level = SOL_SOCKET;
+	second->cmsg_type = SO_TIMESTAMPING;
+	second->cmsg_len = CMSG_LEN(4);
+	memcpy(CMSG_DATA(second), &(uint32_t){ SOF_TIMESTAMPING_TX_SOFTWARE }, 4);
+}
+
 /* A stamp by control message alone, with the packet and its ends. */
 static void stamp_of_one(void)
 {
@@ -212,18 +230,8 @@ static void stamp_of_one(void)
 	struct timed timed;
 	int64_t launch = now_by(CLOCK_TAI) + 5 * MS;
 	fill_timed(&timed, &to, launch, launch, "one stamp", 9);
-	union {
-		char bytes[CMSG_SPACE(8) + CMSG_SPACE(4)];
-		struct cmsghdr align;
-	} control = { 0 };
-	memcpy(control.bytes, timed.control.bytes, CMSG_SPACE(8));
-	timed.header.msg_control = control.bytes;
-	timed.header.msg_controllen = sizeof(control.bytes);
-	struct cmsghdr *second = CMSG_NXTHDR(&timed.header, CMSG_FIRSTHDR(&timed.header));
-	second->cmsg_level = SOL_SOCKET;
-	second->cmsg_type = SO_TIMESTAMPING;
-	second->cmsg_len = CMSG_LEN(4);
-	memcpy(CMSG_DATA(second), &(uint32_t){ SOF_TIMESTAMPING_TX_SOFTWARE }, 4);
+	union wish wish = { 0 };
+	wish_for_stamp(&timed, &wish);
 	CHECK(sendmsg(fd, &timed.header, 0) == 17);
 	struct pollfd entry = { .fd = fd, .events = 0 };
 	CHECK(poll(&entry, 1, -1) == 1 && entry.revents == POLLERR);
@@ -243,18 +251,8 @@ static void numbers_of_some(void)
 		struct timed timed;
 		int64_t launch = number % 2 ? 0 : now_by(CLOCK_TAI) + 5 * MS;
 		fill_timed(&timed, &to, launch, launch, "some", 4);
-		union {
-			char bytes[CMSG_SPACE(8) + CMSG_SPACE(4)];
-			struct cmsghdr align;
-		} control = { 0 };
-		memcpy(control.bytes, timed.control.bytes, CMSG_SPACE(8));
-		timed.header.msg_control = control.bytes;
-		timed.header.msg_controllen = sizeof(control.bytes);
-		struct cmsghdr *second = CMSG_NXTHDR(&timed.header, CMSG_FIRSTHDR(&timed.header));
-		second->cmsg_level = SOL_SOCKET;
-		second->cmsg_type = SO_TIMESTAMPING;
-		second->cmsg_len = CMSG_LEN(4);
-		memcpy(CMSG_DATA(second), &(uint32_t){ SOF_TIMESTAMPING_TX_SOFTWARE }, 4);
+		union wish wish = { 0 };
+		wish_for_stamp(&timed, &wish);
 		CHECK(sendmsg(fd, &timed.header, 0) == 12);
 		struct told told;
 		await_error(fd);
