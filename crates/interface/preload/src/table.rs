@@ -9,7 +9,7 @@
 
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::process;
 use crate::socket::Socket;
@@ -25,6 +25,9 @@ static TABLE: [AtomicPtr<Page>; PAGES] = [const { AtomicPtr::new(ptr::null_mut()
 
 /// Descriptors that were looked at, or made here, and are no accelerated sockets: a bit each.
 static KNOWN: [AtomicU64; PAGE * PAGES / 64] = [const { AtomicU64::new(0) }; PAGE * PAGES / 64];
+
+/// How often all of them were forgotten.
+static FORGOTTEN: AtomicU32 = AtomicU32::new(0);
 
 #[inline]
 fn entry(fd: c_int) -> Option<&'static AtomicPtr<Socket>> {
@@ -168,19 +171,33 @@ pub fn is_known(fd: c_int) -> bool {
         .is_none_or(|word| word.load(Ordering::Relaxed) & 1 << (fd % 64) != 0)
 }
 
-/// Remembers that it is.
-pub fn set_known(fd: c_int) {
+/// When a descriptor is looked at.
+#[derive(Clone, Copy)]
+pub struct Look(u32);
+
+/// To be called before.
+pub fn look() -> Look {
+    Look(FORGOTTEN.load(Ordering::SeqCst))
+}
+
+/// Remembers what a look has found, unless another thread had all forgotten meanwhile.
+pub fn set_known(fd: c_int, look: Look) {
     let number = fd as usize;
     if let Some(word) = KNOWN.get(number / 64) {
-        word.fetch_or(1 << (number % 64), Ordering::Relaxed);
+        word.fetch_or(1 << (number % 64), Ordering::SeqCst);
+        if FORGOTTEN.load(Ordering::SeqCst) != look.0 {
+            forget_known(fd);
+        }
     }
 }
 
 /// Any descriptor may lead to a socket that has become an accelerated one.
 pub fn forget_all_known() {
+    // First: who has looked before sees it, or its mark is still to be taken away.
+    FORGOTTEN.fetch_add(1, Ordering::SeqCst);
     for word in &KNOWN {
-        if word.load(Ordering::Relaxed) != 0 {
-            word.store(0, Ordering::Relaxed);
+        if word.load(Ordering::SeqCst) != 0 {
+            word.store(0, Ordering::SeqCst);
         }
     }
 }
@@ -242,9 +259,23 @@ mod tests {
             assert!(lookup(fd).is_none());
             assert!(is_known(fd), "{fd}: nothing to look at");
             remove(fd);
-            set_known(fd);
+            set_known(fd, look());
             assert!(!insert(fd, socket()));
         }
+    }
+
+    #[test]
+    fn what_was_seen_before_all_were_forgotten_is_looked_at_again() {
+        let fd = FAR + 14_000;
+        let before = look();
+        // Another thread gives the same socket transmission times, by another number.
+        forget_all_known();
+        set_known(fd, before);
+        assert!(!is_known(fd));
+        set_known(fd, look());
+        assert!(is_known(fd));
+        forget_all_known();
+        assert!(!is_known(fd));
     }
 
     #[test]
@@ -252,7 +283,7 @@ mod tests {
         let (first, last) = (FAR + 10_000, FAR + 12_000);
         for fd in [first - 1, first, last, last + 1] {
             assert!(insert(fd, socket()));
-            set_known(fd + 5000);
+            set_known(fd + 5000, look());
         }
         remove_range(first as u32, last as u32);
         assert!(lookup(first - 1).is_some() && lookup(last + 1).is_some());

@@ -187,12 +187,13 @@ fn discover(fd: c_int) -> Option<&'static Socket> {
         return None;
     }
     process::inside(|inside| {
+        let look = table::look();
         let adopted = || match socket::has_transmission_times(fd) {
             true => socket::adopt(fd, None, inside).is_ok(),
             false => grid::is_on() && socket::adopt_for_grid(fd, inside),
         };
         if socket::of(fd, inside).is_none() && !adopted() {
-            table::set_known(fd);
+            table::set_known(fd, look);
         }
     })?;
     table::lookup(fd)

@@ -26,6 +26,7 @@ const KIND: c_int = 0xf;
 /// None beyond the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let look = table::look();
     // SAFETY: the program's call.
     let fd = unsafe { real::socket(domain, kind, protocol) };
     if fd >= 0 {
@@ -34,7 +35,7 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
         let is_internet = matches!(domain, libc::AF_INET | libc::AF_INET6);
         let snapped = grid::is_on() && is_internet && kind & KIND == libc::SOCK_DGRAM;
         if !snapped {
-            table::set_known(fd);
+            table::set_known(fd, look);
         }
     }
     fd
