@@ -10,6 +10,7 @@
 pub mod listener;
 pub mod load;
 pub mod run;
+pub mod sends;
 pub(crate) mod sys;
 pub mod talker;
 pub mod tenants;

@@ -15,6 +15,7 @@ mod latency;
 mod local;
 mod reservations;
 mod roam;
+mod sends;
 mod sinks;
 mod tenants;
 mod throughput;
@@ -59,6 +60,8 @@ enum What {
     Departure(departure::Departure),
     /// When messages of two tenants leave beside a hostile third
     Tenants(tenants::Tenants),
+    /// How long a program's send takes, by the kernel and by Takt, alone and beside busy neighbours
+    Sends(sends::Sends),
     /// Delivery within one host, beside iceoryx2, and what the hop over a daemon's lane costs
     Local(local::Local),
     /// What a message costs the runtime, by the number of local sinks
@@ -78,6 +81,7 @@ impl Bench {
             What::Critical(critical) => critical.run(),
             What::Departure(departure) => departure.run(),
             What::Tenants(tenants) => tenants.run(),
+            What::Sends(sends) => sends.run(),
             What::Local(local) => local.run(),
             What::Sinks(sinks) => sinks.run(),
             What::Reservations(reservations) => reservations.run(),

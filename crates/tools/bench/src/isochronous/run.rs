@@ -429,7 +429,11 @@ const NODE: &str = "h1";
 
 /// A program as it is in an ordinary container: without capabilities, whoever it is, but for those that are kept. A real-time
 /// class is what it is started in; it can lock no memory.
-fn contained(mut command: Command, kept: CapabilitySet, priority: Option<i32>) -> Command {
+pub(super) fn contained(
+    mut command: Command,
+    kept: CapabilitySet,
+    priority: Option<i32>,
+) -> Command {
     let give_up = move || -> std::io::Result<()> {
         if let Some(priority) = priority {
             awake::set_scheduler(libc::SCHED_FIFO, priority)?;

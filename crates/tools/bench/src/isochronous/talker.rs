@@ -15,6 +15,8 @@ pub const LEAST_SIZE: usize = 12;
 pub(super) const PRIORITY: i32 = 60;
 /// The traffic class that the experiment asks of the network.
 pub const CLASS: u8 = 6;
+/// Calls at the beginning, of which one opens the way: what they take is not measured.
+const UNMEASURED_CALLS: u32 = 50;
 /// How long ahead of the first datagram everything is ready.
 const PAUSE_NS: i64 = 100_000_000;
 
@@ -73,6 +75,9 @@ pub struct Sent {
     pub departure: Latencies,
     /// Datagrams whose error queue says that they were not sent: late.
     pub missed: u32,
+    /// How long each call took that sends, after the first [`UNMEASURED_CALLS`].
+    #[serde(default)]
+    pub calls: Latencies,
 }
 
 /// Sends.
@@ -145,7 +150,13 @@ pub fn run(options: &Options) -> io::Result<Sent> {
         let time = ((launch + later) as u64).to_ne_bytes();
         let control = (libc::SOL_SOCKET, libc::SCM_TXTIME, &time[..]);
         let control = (options.mode == Mode::Launch).then_some(control);
-        match sys::send(&socket, &payload, control) {
+        let begun = now_ns(libc::CLOCK_MONOTONIC);
+        let sent = sys::send(&socket, &payload, control);
+        let taken = now_ns(libc::CLOCK_MONOTONIC) - begun;
+        if number >= UNMEASURED_CALLS {
+            account.calls.record_ns(taken.unsigned_abs());
+        }
+        match sent {
             Ok(_) => account.sent += 1,
             // The listener's end of an earlier run, or a full queue: the next one is due all the same.
             Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {}
