@@ -112,24 +112,24 @@ impl Plans {
 }
 
 /// What one class sends.
-struct Talker {
-    class: u8,
-    source: FrameSource,
-    flow: UdpFlow,
+pub struct Talker {
+    pub class: u8,
+    pub source: FrameSource,
+    pub flow: UdpFlow,
     /// Frames that are under way at a time, and the octets of each.
-    most: usize,
-    length: usize,
-    pending: VecDeque<(u64, Token)>,
+    pub most: usize,
+    pub length: usize,
+    pub pending: VecDeque<(u64, Token)>,
     /// Of each frame, when the runtime had handed it over: the low half, as the runtime tells it.
-    departed: Vec<Option<i32>>,
-    sent: u64,
+    pub departed: Vec<Option<i32>>,
+    pub sent: u64,
     /// The last instant that was given to a frame.
-    launch: i64,
+    pub launch: i64,
 }
 
 impl Talker {
     /// Numbers and class come first in each payload.
-    fn emit(&mut self, launch: Option<TaiTime>) {
+    pub fn emit(&mut self, launch: Option<TaiTime>) {
         let number = self.departed.len() as u64;
         let mut payload = vec![0; self.length];
         payload[0] = self.class;
@@ -162,7 +162,7 @@ impl Talker {
     }
 
     /// Notes what became of frames.
-    fn settle(&mut self) {
+    pub fn settle(&mut self) {
         while let Some(&(number, token)) = self.pending.front() {
             match self.source.outcome(token) {
                 Outcome::Pending => return,
@@ -199,20 +199,20 @@ pub fn capture(capture: &Capture, stop: &AtomicBool) -> Vec<Captured> {
 }
 
 /// A frame as it was captured.
-struct Arrived {
-    class: u8,
-    number: u64,
-    launch: i64,
+pub struct Arrived {
+    pub class: u8,
+    pub number: u64,
+    pub launch: i64,
     /// The mark on the outer header.
-    mark: u8,
+    pub mark: u8,
     /// Octets from the destination address on.
-    length: u32,
+    pub length: u32,
     /// When its first bit was at the peer.
-    at: i64,
+    pub at: i64,
 }
 
 /// `None`: not ours.
-fn read(captured: &Captured, offset: i64) -> Option<Arrived> {
+pub fn read(captured: &Captured, offset: i64) -> Option<Arrived> {
     let frame = &captured.frame;
     let outer = parse_udp_frame(frame, false).ok()?;
     let inner = outer.payload.get(vxlan::HEADER_LEN..)?;

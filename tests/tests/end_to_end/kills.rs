@@ -33,7 +33,7 @@ fn acts() -> u32 {
     text.parse().unwrap_or(20)
 }
 
-fn signal(pid: u32, signal: Signal) {
+pub fn signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid as i32).expect("a process");
     kill_process(pid, signal).expect("it runs");
 }

@@ -5,6 +5,7 @@ mod capture;
 mod crashes;
 mod credit;
 mod delays;
+mod departures;
 mod domains;
 mod dpdk;
 mod fabric;
