@@ -31,6 +31,9 @@ const (
 	annotationOthers    = "takt.dev/other-traffic"
 )
 
+// cniConfigurations is where container runtimes look for networks if they are not told where.
+const cniConfigurations = "/etc/cni/net.d"
+
 // Where a container finds its runtime.
 const (
 	containerSockets = "/run/takt/pod"
@@ -104,6 +107,8 @@ type NetworkConfig struct {
 	AdminSocket string `json:"adminSocket,omitempty"`
 	// Plugins is where the container runtime looks for CNI plugins.
 	Plugins string `json:"plugins,omitempty"`
+	// Configurations is where it looks for the networks that they make.
+	Configurations string `json:"configurations,omitempty"`
 	// Preload is the host's directory takt-preload, with a library for each C library, or its libtakt_preload.so alone.
 	Preload string `json:"preload"`
 	// Library is the host's libtakt.so.0, for containers that ask for it.
@@ -137,6 +142,9 @@ func (c *NetworkConfig) validate() error {
 	if c.Plugins == "" {
 		c.Plugins = "/opt/cni/bin"
 	}
+	if c.Configurations == "" {
+		c.Configurations = cniConfigurations
+	}
 	if c.Takt == "" {
 		c.Takt = "/usr/bin/takt"
 	}
@@ -155,7 +163,7 @@ func (c *NetworkConfig) validate() error {
 	if c.Unlisted == "" {
 		c.Unlisted = RefuseUnlisted
 	}
-	for name, path := range map[string]string{"sockets": c.Sockets, "adminSocket": c.AdminSocket, "plugins": c.Plugins, "preload": c.Preload, "library": c.Library, "takt": c.Takt} {
+	for name, path := range map[string]string{"sockets": c.Sockets, "adminSocket": c.AdminSocket, "plugins": c.Plugins, "configurations": c.Configurations, "preload": c.Preload, "library": c.Library, "takt": c.Takt} {
 		if !filepath.IsAbs(path) {
 			mistakes = append(mistakes, fmt.Errorf("network.%s %q is not an absolute path", name, path))
 		}
@@ -345,7 +353,7 @@ func (n *Node) tellOfNetworks(ctx context.Context, pods []*api.PodSandbox) {
 	if n.config.Network != nil || n.othersServeNetworks() {
 		return
 	}
-	if used := n.configured(); used != "" {
+	if used, err := n.configured(); err == nil && used != "" {
 		klog.FromContext(ctx).Info("A network configuration names takt-cni, and this agent serves no networks: take it out there, or set network.enabled=true of the chart", "file", used)
 	}
 	for _, pod := range pods {

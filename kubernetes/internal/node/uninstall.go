@@ -169,8 +169,13 @@ func (n *Node) inTheWay(ctx context.Context, leaving *leaving) error {
 		note("pods are attached by takt-cni, and could not be ended without it: delete %s; if a pod has gone already, remove its directory below %s",
 			strings.Join(attached, ", "), n.config.Network.Sockets)
 	}
-	if used := n.configured(); n.config.Network != nil && used != "" {
-		note("%s names takt-cni, without which no pod of the node could start: take it out there first", used)
+	if n.config.Network != nil {
+		used, err := n.configured()
+		if err != nil {
+			note("cannot see whether a network of the node names takt-cni, without which none of its pods could start then: %v", err)
+		} else if used != "" {
+			note("%s names takt-cni, without which no pod of the node could start: take it out there first", used)
+		}
 	}
 	if len(way) == 0 {
 		return nil
@@ -251,19 +256,25 @@ func (n *Node) removeVethGroups() error {
 }
 
 // configured is a network configuration of the node that names takt-cni; empty if there is none.
-func (n *Node) configured() string {
-	directory := filepath.Join(n.host, "etc/cni/net.d")
-	entries, err := os.ReadDir(directory)
+func (n *Node) configured() (string, error) {
+	directory := cniConfigurations
+	if n.config.Network != nil {
+		directory = n.config.Network.Configurations
+	}
+	entries, err := os.ReadDir(filepath.Join(n.host, directory))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
 	if err != nil {
-		return ""
+		return "", err
 	}
 	for _, entry := range entries {
-		text, err := os.ReadFile(filepath.Join(directory, entry.Name()))
+		text, err := os.ReadFile(filepath.Join(n.host, directory, entry.Name()))
 		if err == nil && strings.Contains(string(text), `"takt-cni"`) {
-			return filepath.Join("/etc/cni/net.d", entry.Name())
+			return filepath.Join(directory, entry.Name()), nil
 		}
 	}
-	return ""
+	return "", nil
 }
 
 // leaveTaktd takes out of taktd what agents and takt-cni have entered. One that is not there has nothing of it: what it keeps

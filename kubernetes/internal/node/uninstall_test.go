@@ -34,12 +34,13 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 	s.prepare(claim)
 	s.stop()
 	plugins := filepath.Join(s.dir, "bin")
-	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), AdminSocket: filepath.Join(s.dir, "admin.sock"), Preload: "/l.so", Plugins: plugins, Objects: true}
+	const k3s = "/var/lib/rancher/k3s/agent/etc/cni/net.d"
+	s.config.Network = &NetworkConfig{Sockets: filepath.Join(s.dir, "cni"), AdminSocket: filepath.Join(s.dir, "admin.sock"), Preload: "/l.so", Plugins: plugins, Configurations: k3s, Objects: true}
 	if err := s.config.Network.validate(); err != nil {
 		t.Fatal(err)
 	}
 	host := filepath.Join(s.dir, "host")
-	list := filepath.Join(host, "etc/cni/net.d/10-pods.conflist")
+	list := filepath.Join(host, k3s, "10-pods.conflist")
 	pod := filepath.Join(s.config.Network.Sockets, "0123/net1")
 	for _, directory := range []string{pod, plugins, filepath.Dir(list), filepath.Dir(s.config.Gate)} {
 		if err := os.MkdirAll(directory, 0o755); err != nil {
@@ -118,7 +119,7 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 	if err := agent.records.removeGate("gate"); err != nil {
 		t.Fatal(err)
 	}
-	if err := agent.uninstall(background, leaving); err == nil || !strings.Contains(err.Error(), "/etc/cni/net.d/10-pods.conflist") {
+	if err := agent.uninstall(background, leaving); err == nil || !strings.Contains(err.Error(), k3s+"/10-pods.conflist names takt-cni") {
 		t.Errorf("with takt-cni configured: %v", err)
 	}
 	if _, err := os.Stat(s.config.Gate); err != nil {
@@ -181,7 +182,7 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Join(left, " "); got != "bin/bridge host/etc/cni/net.d/10-pods.conflist host/sys/fs/cgroup/cgroup.controllers node.key takt.toml" {
+	if got := strings.Join(left, " "); got != "bin/bridge host/sys/fs/cgroup/cgroup.controllers host/var/lib/rancher/k3s/agent/etc/cni/net.d/10-pods.conflist node.key takt.toml" {
 		t.Errorf("left are %s", got)
 	}
 	all, err := d.admin.ListNetworks(background, &adminv1.ListNetworksRequest{})
@@ -236,6 +237,10 @@ func TestAnAgentThatUninstallsGivesClaimsBackAndPreparesNone(t *testing.T) {
 			t.Errorf("in the way is %v", err)
 		}
 	}
+	agent.config.Network.Configurations = "/etc/cni/net.d/10-pods.conflist"
+	says("pods with claims for CPU time or networks are on the node, and need the agent to end: delete default/pod; and cannot see whether a network of the node names takt-cni, " +
+		"without which none of its pods could start then: open " + filepath.Join(configurations, "10-pods.conflist") + ": not a directory")
+	agent.config.Network.Configurations = "/etc/cni/net.d"
 	const listed = "/etc/cni/net.d/10-pods.conflist names takt-cni, without which no pod of the node could start: take it out there first"
 	says("pods with claims for CPU time or networks are on the node, and need the agent to end: delete default/pod; and " + listed)
 	var left []string

@@ -450,7 +450,7 @@ func TestTheChartGivesTheAgentWhatANetworkNeeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := node.NetworkConfig{
-		Sockets: "/run/takt/cni", AdminSocket: "/run/takt/admin.sock", Plugins: "/opt/cni/bin",
+		Sockets: "/run/takt/cni", AdminSocket: "/run/takt/admin.sock", Plugins: "/opt/cni/bin", Configurations: "/etc/cni/net.d",
 		Preload: "/usr/lib/x86_64-linux-gnu/takt-preload", Unattached: node.StartUnattached, Unlisted: node.RefuseUnlisted, Library: "/usr/lib/x86_64-linux-gnu/libtakt.so.0", Path: node.PathBoth, OtherTraffic: node.OtherKernel, Takt: "/usr/bin/takt", Claimed: []uint32{5},
 	}
 	if config.Network == nil || !reflect.DeepEqual(*config.Network, want) {

@@ -46,6 +46,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "sockets" (printf "%s/cni" $paths.takt)
   "adminSocket" (printf "%s/admin.sock" $paths.takt)
   "plugins" $paths.cni
+  "configurations" $paths.cniConfigurations
   "preload" .Values.network.preload
   "library" .Values.network.library
   "path" .Values.network.path
