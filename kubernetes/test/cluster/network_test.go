@@ -105,12 +105,17 @@ func onNodesFiles(p *corev1.Pod) *corev1.Pod {
 	return p
 }
 
+// logOf is what a pod has printed.
+func logOf(name string) string {
+	log, _ := client.CoreV1().Pods("default").GetLogs(name, &corev1.PodLogOptions{}).DoRaw(ctx)
+	return string(log)
+}
+
 // says waits until a pod has printed a line, and returns it.
 func says(t *testing.T, name, text string) (line string) {
 	t.Helper()
 	until(t, name+" says "+text, func() bool {
-		log, _ := client.CoreV1().Pods("default").GetLogs(name, &corev1.PodLogOptions{}).DoRaw(ctx)
-		for line = range strings.Lines(string(log)) {
+		for line = range strings.Lines(logOf(name)) {
 			if strings.Contains(line, text) {
 				return true
 			}
@@ -231,22 +236,29 @@ time.sleep(1000000)
 // bits is what gateTime claims of class 5: frames of 256 octets, every 10 ms.
 const bits = 8 * (256 + 28) * 100
 
+// gate is a claim for gate time of class 5: so many bits per second, for the frames that the other parameters say.
+func gate(name string, perSecond int64, parameters string) *resourcev1.ResourceClaim {
+	c := onNetwork(name, "pods")
+	request := &c.Spec.Devices.Requests[0]
+	request.Name = "gate"
+	request.Exactly.Capacity = &resourcev1.CapacityRequirements{Requests: map[resourcev1.QualifiedName]resource.Quantity{
+		resourcev1.QualifiedName(reservation.ClassCapacity(5)): *resource.NewQuantity(perSecond, resource.DecimalSI),
+	}}
+	c.Spec.Devices.Config = []resourcev1.DeviceClaimConfiguration{{
+		Requests: []string{"gate"}, DeviceConfiguration: resourcev1.DeviceConfiguration{Opaque: &resourcev1.OpaqueDeviceConfiguration{
+			Driver: reservation.NetworkDriver, Parameters: runtime.RawExtension{Raw: []byte(fmt.Sprintf(
+				`{"apiVersion":%q,"kind":%q,"class":5,%s}`, reservation.NetworkAPIVersion, reservation.GateTimeKind, parameters))},
+		}},
+	}}
+	return c
+}
+
 // gateTime is a claim for CPU time and for gate time of class 5, launched so long after the begin of each period.
 func gateTime(name, runtimePart string, ppm int64, offset, destination string) *resourcev1.ResourceClaim {
 	c := claim(name, 1, ppm, runtimePart)
-	gate := onNetwork(name, "pods").Spec.Devices.Requests[0]
-	gate.Name = "gate"
-	gate.Exactly.Capacity = &resourcev1.CapacityRequirements{Requests: map[resourcev1.QualifiedName]resource.Quantity{
-		resourcev1.QualifiedName(reservation.ClassCapacity(5)): *resource.NewQuantity(bits, resource.DecimalSI),
-	}}
-	c.Spec.Devices.Requests = append(c.Spec.Devices.Requests, gate)
-	c.Spec.Devices.Config = append(c.Spec.Devices.Config, resourcev1.DeviceClaimConfiguration{
-		Requests: []string{"gate"}, DeviceConfiguration: resourcev1.DeviceConfiguration{Opaque: &resourcev1.OpaqueDeviceConfiguration{
-			Driver: reservation.NetworkDriver, Parameters: runtime.RawExtension{Raw: []byte(fmt.Sprintf(
-				`{"apiVersion":%q,"kind":%q,"class":5,"period":"10ms","bytes":256,"offset":%q,"destination":"%s:5001"}`,
-				reservation.NetworkAPIVersion, reservation.GateTimeKind, offset, destination))},
-		}},
-	})
+	of := gate(name, bits, fmt.Sprintf(`"period":"10ms","bytes":256,"offset":%q,"destination":"%s:5001"`, offset, destination)).Spec.Devices
+	c.Spec.Devices.Requests = append(c.Spec.Devices.Requests, of.Requests...)
+	c.Spec.Devices.Config = append(c.Spec.Devices.Config, of.Config...)
 	return c
 }
 

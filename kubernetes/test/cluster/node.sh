@@ -9,7 +9,8 @@
 # TAKT_KUBELET are more lines for the kubelet's configuration. TAKT_RUNTIME=crio has CRI-O instead of containerd.
 #
 # The second node has namespaces of its own inside, its files in $TAKT_CLUSTER/node-2, and a cable to the first one: their
-# interfaces wire0 and eth0. Pods of both are then on one Ethernet segment, VXLAN 1 of the kernel. With TAKT_RATE, bit/s, there is
+# interfaces wire0 and eth0. Pods of both are then on one Ethernet segment, VXLAN 1 of the kernel, or with TAKT_FLANNEL=1 each node has
+# a subnet of its own, the bridge cni0 and flannel.1, with what flanneld enters there. With TAKT_RATE, bit/s, there is
 # a switch between them that sends towards the first node at this rate, what has the upper half of all DSCP values first. The second
 # node's kernel sends at this rate too, from one queue; its taktd sends past it (AF_XDP).
 set -eu
@@ -108,7 +109,15 @@ else
 	ip route add default via 10.66.0.1
 	uplink=eth0
 fi
-if [ $nodes = 2 ]; then
+if [ -n "${TAKT_FLANNEL:-}" ]; then
+	peer=$((3 - segment))
+	ip link add flannel.1 address 02:f1:00:00:00:0$segment mtu 1450 type vxlan id 1 dstport 8472 local $address dev $uplink nolearning
+	ip addr add 10.67.$segment.0/32 dev flannel.1
+	ip link set flannel.1 up
+	ip route add 10.67.$peer.0/24 via 10.67.$peer.0 dev flannel.1 onlink
+	ip neighbour add 10.67.$peer.0 lladdr 02:f1:00:00:00:0$peer dev flannel.1 nud permanent
+	/sbin/bridge fdb append 02:f1:00:00:00:0$peer dev flannel.1 dst $other
+elif [ $nodes = 2 ]; then
 	ip link add pods0 type bridge
 	ip link add pods.1 type vxlan id 1 dstport 4789 local $address dev $uplink
 	# Not the plugin of that name, which is found first.
@@ -136,14 +145,20 @@ if [ -n "${TAKT_TAKTD:-}" ]; then
 	chained=', {"type": "takt-cni", "network": "pods", "classes": [0, 5], "write": ["7"], "read": ["7"], "pods": "annotated",
  "capabilities": {"io.kubernetes.cri.pod-annotations": true}}'
 fi
-range='{"subnet": "10.67.0.0/24"}' mtu=1500
-if [ $nodes = 2 ]; then
+range='{"subnet": "10.67.0.0/24"}' mtu=1500 bridge='"bridge": "pods0", "isGateway": true' routes=0.0.0.0/0
+if [ -n "${TAKT_FLANNEL:-}" ]; then
+	# What Flannel's plugin has the bridge plugin do.
+	range='{"subnet": "10.67.'$segment'.0/24"}' mtu=1450 bridge='"bridge": "cni0", "isDefaultGateway": true, "hairpinMode": true, "ipMasq": false' routes=10.67.0.0/16
+elif [ $nodes = 2 ]; then
 	range='{"subnet": "10.67.0.0/16", "rangeStart": "10.67.'$segment'.2", "rangeEnd": "10.67.'$segment'.250", "gateway": "10.67.'$segment'.1"}' mtu=1450
 fi
 cat >/etc/cni/net.d/10-pods.conflist <<JSON
-{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods0", "isGateway": true, "mtu": $mtu,
- "ipam": {"type": "host-local", "ranges": [[$range]], "routes": [{"dst": "0.0.0.0/0"}]}}$chained]}
+{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", $bridge, "mtu": $mtu,
+ "ipam": {"type": "host-local", "ranges": [[$range]], "routes": [{"dst": "$routes"}]}}$chained]}
 JSON
+follow=
+[ -z "${TAKT_FLANNEL:-}" ] || follow='port = 8472
+follow = "flannel.1"'
 cat >taktd.toml <<TOML
 [node]
 state = "$PWD/taktd"
@@ -152,6 +167,7 @@ key_file = "$PWD/node.key"
 [[network]]
 name = "pods"
 carrier = "vxlan:1"
+$follow
 [departure]
 tolerance_us = 1000000
 [metrics]

@@ -234,7 +234,7 @@ func (w *wire) each(t *testing.T, stop <-chan struct{}, tell func(launch, late i
 			return
 		}
 		passed := frame[:n]
-		if n > inner && binary.BigEndian.Uint16(passed[36:]) == 4789 {
+		if n > inner && slices.Contains([]uint16{4789, 8472}, binary.BigEndian.Uint16(passed[36:])) {
 			passed = passed[inner:]
 		}
 		if len(passed) < 42+w.at+8 || binary.BigEndian.Uint16(passed[12:]) != unix.ETH_P_IP || passed[23] != unix.IPPROTO_UDP ||
@@ -265,9 +265,12 @@ func conditionIs(conditions []metav1.Condition, kind string, holds bool, reason,
 // served makes the network of the test's nodes an object, and waits until both serve it.
 func served(t *testing.T, of *objects.Client) {
 	t.Helper()
-	vni, mtu := int32(1), int32(1450)
+	vni, port, mtu := int32(1), int32(4789), int32(1450)
+	if flannel {
+		port = 8472
+	}
 	_, err := of.Networks.Create(ctx, &network.TaktNetwork{ObjectMeta: metav1.ObjectMeta{Name: "pods"}, Spec: network.TaktNetworkSpec{
-		VNI: &vni, MTU: &mtu, Subnets: []string{"10.67.0.0/16"}, Access: []network.Access{{Namespaces: []string{"default"}, Classes: []int32{0, 5}}},
+		VNI: &vni, Port: &port, MTU: &mtu, Subnets: []string{"10.67.0.0/16"}, Access: []network.Access{{Namespaces: []string{"default"}, Classes: []int32{0, 5}}},
 	}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -289,13 +292,14 @@ func networkIs(t *testing.T, of *objects.Client, kind string, holds bool, reason
 	})
 }
 
-// flooding sends without end, launched at every multiple of 5 ms, to a port that nobody has.
+// flooding sends without end in a class, launched at every multiple of 5 ms, to a port that nobody has.
 const flooding = sender + `
+talker.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, int(sys.argv[2]))
 print("flooding", flush=True)
 while True:
     launch = (time.clock_gettime_ns(11) // 5_000_000 + 1) * 5_000_000
     try:
-        send(launch, bytes(1200), 5002, socket.MSG_DONTWAIT)
+        send(launch, struct.pack("Q", launch) + bytes(1192), 5002, socket.MSG_DONTWAIT)
     except OSError:
         pass
 `
@@ -358,7 +362,7 @@ func TestTwoNodesSendAtLaunchTimesToPodsOfOthersAndFollowThem(t *testing.T) {
 	}, "node-1", "node-2")
 
 	// Beside a pod that sends as much as it can, in the same class and launched at the same instants.
-	create(t, on("node-1", python("flood", timeSensitive, flooding, "10.67.2.1")))
+	create(t, on("node-1", python("flood", timeSensitive, flooding, "10.67.2.1", "5")))
 	says(t, "flood", "flooding")
 	exchange(script("beside"), "node-1", "node-2")
 	remove(t, "flood", "")

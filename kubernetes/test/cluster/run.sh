@@ -31,12 +31,18 @@ fi
 echo "{config: {cores: $cores, backend: $TAKT_BACKEND, podRequests: warn${TAKT_ADMISSION:+, admission: $TAKT_ADMISSION}}, image: {pullPolicy: Never}$network$where}" >"$bin/values.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/values.yaml" kube-system >"$bin/chart.yaml")
 [ -z "$objects" ] || cat "$here"/../../../deploy/helm/takt-node/crds/*.yaml >>"$bin/chart.yaml"
+# The same release while it is uninstalled.
+sed 's/^{/{uninstall: true, /' "$bin/values.yaml" >"$bin/leaving.yaml"
+(cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/leaving.yaml" kube-system >"$bin/leaving-chart.yaml")
+export TAKT_LEAVING_CHART="$bin/leaving-chart.yaml"
 # A release for other nodes, which shares the device class.
 echo "{config: {cores: $seconds, backend: $TAKT_BACKEND, podRequests: warn}, image: {pullPolicy: Never}, deviceClass: {create: false}, $second}" >"$bin/second.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/second.yaml" kube-system takt-node-other >"$bin/second-chart.yaml")
 export TAKT_SECOND_CHART="$bin/second-chart.yaml"
 TAKT_COLUMNS=$(cd "$here/../../../deploy/kubectl" && pwd)/reservations.columns
 export TAKT_COLUMNS
+# kubectl takt.
+export PATH="$bin:$PATH"
 # The chart's alerts and dashboards, and a Prometheus to try them with.
 TAKT_MONITORING=$(cd "$here/../../../deploy/helm/takt-node/monitoring" && pwd)
 export TAKT_MONITORING
