@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
@@ -85,8 +86,8 @@ func TestTwoNodesPlaceNothingWhereTheRuntimeIsAbsent(t *testing.T) {
 	// One without a claim is placed there all the same. It does not start, is told what to do, and leaves nothing.
 	create(t, on("node-2", python("blind", timeSensitive, listening)))
 	told(t, "blind", "FailedCreatePodSandBox", "taktd does not answer at /run/takt/admin.sock: start it")
-	if said := logOf("blind"); said != "" {
-		t.Errorf("it runs, and says %s", said)
+	if p, err := client.CoreV1().Pods("default").Get(ctx, "blind", metav1.GetOptions{}); err != nil || p.Status.Phase != corev1.PodPending {
+		t.Errorf("it is %s, %v", p.Status.Phase, err)
 	}
 	remove(t, "blind", "")
 	until(t, "nothing is left of it on the node", func() bool { return slices.Equal(madeForPods(t, "node-2"), before) })

@@ -281,6 +281,50 @@ func TestAnAgentIsReplacedUnderPodsThatKeepTheirReservations(t *testing.T) {
 	<-watched
 }
 
+// The other tests' agents only warn.
+func TestAPodThatRequestsLessCPUThanItReservesIsRefused(t *testing.T) {
+	write := func(from, to string) {
+		t.Helper()
+		maps := client.CoreV1().ConfigMaps("kube-system")
+		config, err := maps.Get(ctx, "takt-node", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := config.Data["config.yaml"]
+		if config.Data["config.yaml"] = strings.Replace(text, from, to, 1); config.Data["config.yaml"] == text {
+			t.Fatalf("%q is not in %s", from, text)
+		}
+		if _, err := maps.Update(ctx, config, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		kubectl(t, "-n", "kube-system", "rollout", "restart", "daemonset/takt-node")
+		kubectl(t, "-n", "kube-system", "rollout", "status", "daemonset/takt-node", "--timeout=240s")
+	}
+	requesting := func(name, cpu string) *corev1.Pod {
+		p := pod(name, name, "idle")
+		if cpu != "" {
+			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}
+		}
+		return p
+	}
+	write("podRequests: warn", "podRequests: refuse")
+	t.Cleanup(func() { write("podRequests: refuse", "podRequests: warn") })
+	for name, cpu := range map[string]string{"requests-none": "", "requests-half": "50m"} {
+		create(t, claim(name, 1, 100_000, twoInTwenty), requesting(name, cpu))
+		told(t, name, "ReservationRefused", "CPUNotRequested: ")
+		until(t, "the claim says so", func() bool {
+			status, reason := ready(name)
+			return status == metav1.ConditionFalse && reason == "ReservationRefused"
+		})
+		if guests()[name] > 0 {
+			t.Errorf("%s runs", name)
+		}
+	}
+	create(t, claim("requests-all", 1, 100_000, twoInTwenty), requesting("requests-all", "100m"))
+	pid := running(t, "requests-all")
+	until(t, "who requests what is reserved has it", func() bool { return holders(pid, reserved) == 1 })
+}
+
 func TestAReleaseForOtherNodesSharesTheDeviceClass(t *testing.T) {
 	class := func() string {
 		return kubectl(t, "get", "deviceclass", reservation.Driver, "-o", "jsonpath={.metadata.uid} {.metadata.resourceVersion}")

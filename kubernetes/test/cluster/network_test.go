@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -328,6 +329,8 @@ func TestATimeSensitivePodHasGateTimeAndCPUTimeOrNeither(t *testing.T) {
 	until(t, "the claim's status says that it has both", func() bool {
 		return readiness("both", reservation.NetworkDriver) == "Reserved" && readiness("both", reservation.Driver) != ""
 	})
+	shows(t, "both", 0, map[string]string{"NAMESPACE": "default", "NODE": "node-1", "NETWORK": "pods (eth0)", "PROGRAMS": "1", "VETH": "taking, required",
+		"LAUNCHED": "20 (10 missed, 10 refused: window)", "AROUND": "-", "SCHEDULE": "udp 1ms", "RESERVED": "main 2ms/20ms", "GATE TIME": "class 5 1x256B/10ms", "STATE": "ok"})
 	pid := scriptOf(t, "both")
 	until(t, "the kernel keeps its CPU time", func() bool { attr, err := sched.Get(pid); return err == nil && attr == reserved })
 
@@ -337,6 +340,7 @@ func TestATimeSensitivePodHasGateTimeAndCPUTimeOrNeither(t *testing.T) {
 	until(t, "it holds neither", func() bool {
 		return readiness("closed", reservation.NetworkDriver) == "GateTimeRefused" && readiness("closed", reservation.Driver) == "ReservationRefused"
 	})
+	shows(t, "closed", 3, map[string]string{"NODE": "node-1", "PROGRAMS": "-", "LAUNCHED": "-", "RESERVED": "-", "GATE TIME": "class 5 1x256B/10ms (waits)", "STATE": "GateTimeExceeded"})
 	// No core has so much left: the gate's share is not taken either.
 	create(t, gateTime("large", `"runtime":"19ms","period":"20ms"`, 950_000, "100us", destination), controller("large"))
 	until(t, "it is unschedulable", func() bool { return unschedulable("large") })
@@ -369,6 +373,44 @@ func TestATimeSensitivePodHasGateTimeAndCPUTimeOrNeither(t *testing.T) {
 		return err == nil && !slices.ContainsFunc(all.GetListeners(), func(one *adminv1.ListenerStatus) bool {
 			return strings.HasPrefix(one.GetListener().GetPath(), "/run/takt/cni/")
 		})
+	})
+}
+
+// shows waits until kubectl takt shows a pod with these words in its columns, and ends with this status.
+func shows(t *testing.T, pod string, status int, columns map[string]string) {
+	t.Helper()
+	out, ended, row := "", 0, map[string]string{}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("kubectl takt ended with %d; of %s it showed %q:\n%s", ended, pod, row, out)
+		}
+	})
+	until(t, fmt.Sprintf("kubectl takt shows of %s %v, and ends with %d", pod, columns, status), func() bool {
+		command := exec.Command("kube", "kubectl", "takt")
+		text, _ := command.Output()
+		out, ended = string(text), command.ProcessState.ExitCode()
+		// Columns begin below their titles.
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		begins := regexp.MustCompile(`\S+( \S+)*`).FindAllStringIndex(lines[0], -1)
+		for _, line := range lines[1:] {
+			for i, at := range begins {
+				end := len(line)
+				if i+1 < len(begins) {
+					end = begins[i+1][0]
+				}
+				row[lines[0][at[0]:at[1]]] = strings.TrimSpace(line[at[0]:end])
+			}
+			if row["POD"] == pod {
+				break
+			}
+		}
+		for column, text := range columns {
+			// STATE says more of what is wrong than can be known here.
+			if has := row[column]; row["POD"] != pod || has != text && (column != "STATE" || status == 0 || !strings.Contains(has, text)) {
+				return false
+			}
+		}
+		return ended == status
 	})
 }
 

@@ -449,12 +449,6 @@ func runs(t *testing.T, node string) string {
 
 func TestTwoNodesHaveAScheduleBothOrNeither(t *testing.T) {
 	of := taktObjects(t)
-	entries := func(count int) (all []network.GateEntry) {
-		for range count {
-			all = append(all, network.GateEntry{Gates: []int32{0, 1, 2, 3, 4, 5, 6, 7}, Interval: 1_000_000})
-		}
-		return all
-	}
 	schedule := func() *network.GateSchedule {
 		found, err := of.Schedules.Get(ctx, "line", metav1.GetOptions{})
 		if err != nil {
@@ -478,36 +472,48 @@ func TestTwoNodesHaveAScheduleBothOrNeither(t *testing.T) {
 			return err == nil
 		})
 	}
-	// Meanwhile a pod sends: whatever schedules come, change, are rolled back and go, all its datagrams leave, at their times or later.
+	// Meanwhile a pod sends: whatever schedules come, change, are rolled back and go, all its datagrams leave, at their times or later, and
+	// each inside a window of the schedule that is in force then.
 	served(t, of)
 	wire, _ := steadily(t)
 	wire.flows(t, "datagrams pass")
+	cable, _ := seeing(t, "wire0", 5001)
 	from := tai(t)
+	told := classOf(t, "node-1", "udp", 5).GetOverruns()
+	earlier, later := halves{}, halves{second: true}
 	made := &network.GateSchedule{ObjectMeta: metav1.ObjectMeta{Name: "line"}}
-	made.Spec.Datapath, made.Spec.Rate, made.Spec.CycleTime, made.Spec.Entries = "udp", 1_000_000_000, 2_000_000, entries(2)
+	made.Spec.Datapath, made.Spec.Rate, made.Spec.CycleTime, made.Spec.Entries = "udp", 1_000_000_000, network.Duration(halvesCycle), earlier.entries()
 	if _, err := of.Schedules.Create(ctx, made, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	is(true, network.Installed, "on 2 nodes")
-	begins := schedule().Status.BeginsNanoseconds
+	earlier.begins = schedule().Status.BeginsNanoseconds
 	both := func(wanted string) {
 		t.Helper()
 		for _, node := range []string{"node-1", "node-2"} {
 			until(t, node+" has "+wanted, func() bool { return runs(t, node) == wanted })
 		}
 	}
-	first := fmt.Sprintf("%d/2 then none", begins)
+	first := fmt.Sprintf("%d/2 then none", earlier.begins)
 	both(first)
 	// What a node cannot do is done by none: the clocks of this machine are not known to be so good.
 	within := network.Duration(1)
 	edit(func(g *network.GateSchedule) {
-		g.Spec.RequireSync, g.Spec.Entries, g.Spec.CycleTime = &within, entries(3), 3_000_000
+		g.Spec.RequireSync, g.Spec.Entries = &within, later.entries()
 	})
 	is(false, network.RolledBack, "node node-1 refuses: ")
 	both(first)
 	edit(func(g *network.GateSchedule) { g.Spec.RequireSync = nil })
 	is(true, network.Installed, "on 2 nodes")
-	both(fmt.Sprintf("%d/3 then none", schedule().Status.BeginsNanoseconds))
+	later.begins = schedule().Status.BeginsNanoseconds
+	both(fmt.Sprintf("%d/2 then none", later.begins))
+	wire.flows(t, "datagrams pass under the second schedule")
+	frames, overruns := cable.all(), classOf(t, "node-1", "udp", 5).GetOverruns()-told
+	wrong, inside := outside(frames, true, earlier, later)
+	t.Logf("%d datagrams in windows of the first schedule, %d in those of the second, %d outside, of %d that taktd tells of", inside[0], inside[1], len(wrong), overruns)
+	if uint64(len(wrong)) > overruns || inside[0] == 0 || inside[1] == 0 {
+		t.Errorf("of %d datagrams %v are outside of their windows, and taktd tells of %d", len(frames), wrong, overruns)
+	}
 
 	// Only one refuses: its link has an operator's schedule. The other one, which has taken it, gives it back.
 	if err := of.Schedules.Delete(ctx, "line", metav1.DeleteOptions{}); err != nil {
@@ -519,7 +525,7 @@ func TestTwoNodesHaveAScheduleBothOrNeither(t *testing.T) {
 		t.Fatal(err)
 	}
 	made = &network.GateSchedule{ObjectMeta: metav1.ObjectMeta{Name: "line"}}
-	made.Spec.Datapath, made.Spec.Rate, made.Spec.CycleTime, made.Spec.Entries = "udp", 1_000_000_000, 2_000_000, entries(2)
+	made.Spec.Datapath, made.Spec.Rate, made.Spec.CycleTime, made.Spec.Entries = "udp", 1_000_000_000, network.Duration(halvesCycle), earlier.entries()
 	if _, err := of.Schedules.Create(ctx, made, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
