@@ -38,6 +38,8 @@ func madeForPods(t *testing.T, node string) (all []string) {
 func TestTwoNodesPlaceNothingWhereTheRuntimeIsAbsent(t *testing.T) {
 	cluster := taktObjects(t)
 	served(t, cluster)
+	// The controller is a pod, too, and comes later than the agents.
+	kubectl(t, "-n", "kube-system", "rollout", "status", "deployment/takt-node-controller", "--timeout=3m")
 	before := madeForPods(t, "node-2")
 	// It is started again and again, and ends at once.
 	config := filepath.Join(dir, "node-2", "taktd.toml")
@@ -90,6 +92,11 @@ func TestTwoNodesPlaceNothingWhereTheRuntimeIsAbsent(t *testing.T) {
 		t.Errorf("it is %s, %v", p.Status.Phase, err)
 	}
 	remove(t, "blind", "")
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("node-2 had %v for pods, and has %v", before, madeForPods(t, "node-2"))
+		}
+	})
 	until(t, "nothing is left of it on the node", func() bool { return slices.Equal(madeForPods(t, "node-2"), before) })
 
 	away(config+".away", config)

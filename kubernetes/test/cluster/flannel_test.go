@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
@@ -22,8 +23,8 @@ import (
 // flannel: each node has a subnet of its own, as flanneld routes it (node.sh).
 var flannel = os.Getenv("TAKT_FLANNEL") != ""
 
-// answering and asking are the two ends of a connection of pods that know nothing of Takt. What is asked says how often it was answered,
-// and how long it took at most since it said so last.
+// answering and asking are the two ends of a connection that knows nothing of Takt. Who asks says how often it was answered, and how long it took
+// at most since it said so last.
 const (
 	answering = `
 import socket
@@ -56,17 +57,17 @@ for number in itertools.count(1):
 `
 )
 
-// connection is that of two ordinary pods.
-type connection struct{ asks string }
+// connection is one by the primary network, by the names of its pods.
+type connection struct{ asks, answers string }
 
-// connected has an ordinary pod of node-2 ask one of node-1, until the test's end.
-func connected(t *testing.T) connection {
+// connected has a pod of node-2, with these annotations, ask an ordinary one of node-1, until the test's end.
+func connected(t *testing.T, name string, annotations map[string]string) connection {
 	t.Helper()
-	create(t, on("node-1", python("answers", nil, answering)))
-	says(t, "answers", "answering")
-	create(t, on("node-2", python("asks", nil, asking, addressOf(t, "answers"))))
-	c := connection{"asks"}
-	c.goesOn(t, "two ordinary pods reach each other")
+	c := connection{name + "-asks", name + "-answers"}
+	create(t, on("node-1", python(c.answers, nil, answering)))
+	says(t, c.answers, "answering")
+	create(t, on("node-2", python(c.asks, annotations, asking, addressOf(t, c.answers))))
+	c.goesOn(t, name+" pods reach each other")
 	return c
 }
 
@@ -236,6 +237,38 @@ func classOf(t *testing.T, node, datapath string, class uint32) *adminv1.ClassDe
 	return &adminv1.ClassDepartures{}
 }
 
+func TestFlannelPodsOfAnyImageSendToTheOtherNodeAndToTheirOwn(t *testing.T) {
+	if !flannel {
+		t.Skip("a cluster of its own: make test-cluster-nodes")
+	}
+	served(t, taktObjects(t))
+	ofPython := func(address string) *corev1.Pod { return python("script", timeSensitive, talking, address) }
+	for _, way := range []struct {
+		talker   func(address string) *corev1.Pod
+		from, to string
+	}{
+		{ofPython, "node-1", "node-2"}, {ofMusl, "node-2", "node-1"}, {ofGo, "node-2", "node-1"}, {ofPython, "node-2", "node-2"},
+	} {
+		create(t, on(way.to, python("listener", receiving, listening)))
+		says(t, "listener", "listening")
+		before, _ := departures(t, way.from)
+		p := on(way.from, way.talker(addressOf(t, "listener")))
+		create(t, p)
+		if line := says(t, p.Name, "sent by"); line != "sent by user 65534" {
+			t.Error(line)
+		}
+		if line := says(t, "listener", "early"); line != "0 early from "+addressOf(t, p.Name) {
+			t.Errorf("%s, %s to %s: %s", p.Name, way.from, way.to, line)
+		}
+		until(t, "the runtime, and not the kernel, has sent them", func() bool {
+			sent, _ := departures(t, way.from)
+			return sent >= before+20
+		})
+		remove(t, p.Name, "")
+		remove(t, "listener", "")
+	}
+}
+
 // A pod on a network as Flannel builds it sends over a link with a rate, beside one that floods the link by the kernel and one that floods it by
 // Takt, while schedules are rolled out and one is rolled back. What it sends is seen at the far end of its node's cable, and behind the switch
 // that has the rate. The primary network does what it did, and needs nothing of Takt.
@@ -246,9 +279,10 @@ func TestFlannelPodsKeepTheirWindowsOnALinkWithARateBesideFloods(t *testing.T) {
 	}
 	of := taktObjects(t)
 	served(t, of)
-	ordinary := connected(t)
-	if sent, _ := departures(t, "node-2"); sent != 0 {
-		t.Errorf("taktd has sent %d frames, of pods that know nothing of it", sent)
+	sent, _ := departures(t, "node-2")
+	ordinary := connected(t, "ordinary", nil)
+	if now, _ := departures(t, "node-2"); now != sent {
+		t.Errorf("taktd has sent %d frames, of pods that know nothing of it", now-sent)
 	}
 	nodes := []string{"node-1", "node-2"}
 	before := map[string]string{}
@@ -287,6 +321,8 @@ func TestFlannelPodsKeepTheirWindowsOnALinkWithARateBesideFloods(t *testing.T) {
 		return begins
 	}
 
+	// What a time-sensitive pod sends without a launch time is the kernel's as ever.
+	timed := connected(t, "timed", timeSensitive)
 	first, second := halves{}, halves{second: true}
 	install(func(spec *network.GateScheduleSpec) { spec.Entries = first.entries() })
 	create(t, on("node-1", python("listener", nil, discarding)))
@@ -294,6 +330,7 @@ func TestFlannelPodsKeepTheirWindowsOnALinkWithARateBesideFloods(t *testing.T) {
 	address := addressOf(t, "listener")
 	cable, cableEnds := seeing(t, "switch2", 5001)
 	far, farEnds := seeing(t, "wire0", 5001)
+	sentBefore := classOf(t, "node-2", "xdp", 5).GetSent()
 	create(t, on("node-2", python("talker", timeSensitive, steady, address)))
 	says(t, "talker", "begins")
 	from := far.passes(t, "datagrams pass")
@@ -324,6 +361,7 @@ func TestFlannelPodsKeepTheirWindowsOnALinkWithARateBesideFloods(t *testing.T) {
 	neighboursEnd()
 	now, nowOfNeighbours := classOf(t, "node-2", "xdp", 5), classOf(t, "node-2", "xdp", 0)
 	ordinary.goesOn(t, "the ordinary pods' connection outlives the flood")
+	timed.goesOn(t, "and so does that of the time-sensitive pod")
 
 	// The primary network does not need taktd. What is too late for its launch time when that goes on is not sent, and it tells of all of it.
 	process := taktdOf("node-2")
@@ -332,6 +370,7 @@ func TestFlannelPodsKeepTheirWindowsOnALinkWithARateBesideFloods(t *testing.T) {
 	}
 	stopped := tai(t)
 	ordinary.goesOn(t, "ordinary pods reach each other while taktd stands still")
+	timed.goesOn(t, "and so does a time-sensitive pod")
 	until(t, "what was sent ahead is late", func() bool { return tai(t) > stopped+int64(2*tolerance) })
 	if err := syscall.Kill(process, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
@@ -343,7 +382,7 @@ func TestFlannelPodsKeepTheirWindowsOnALinkWithARateBesideFloods(t *testing.T) {
 	remove(t, "talker", "")
 	until(t, "taktd tells of as many as have passed the cable", func() bool {
 		counted := classOf(t, "node-2", "xdp", 5)
-		return counted.GetQueued() == 0 && counted.GetSent() == uint64(len(cable.all()))
+		return counted.GetQueued() == 0 && counted.GetSent()-sentBefore == uint64(len(cable.all()))
 	})
 	cableEnds()
 	farEnds()

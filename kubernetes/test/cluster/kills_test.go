@@ -158,7 +158,7 @@ func processAt(node, program string) int {
 func TestTwoNodesSendOnWhileTheirPartsAreKilled(t *testing.T) {
 	of := taktObjects(t)
 	served(t, of)
-	ordinary := connected(t)
+	ordinary := connected(t, "ordinary", nil)
 	wire, address := steadily(t)
 	wire.flows(t, "datagrams pass")
 

@@ -304,6 +304,16 @@ while True:
         pass
 `
 
+// ofMusl is a program of musl, as Alpine's are, in an image of its own.
+func ofMusl(address string) *corev1.Pod {
+	return unprivileged("musl", "takt.test/musl:1", timeSensitive, "/talk", address)
+}
+
+// ofGo is a static program in Go: its launch times are taken at its veth, and all else that its pod sends.
+func ofGo(address string) *corev1.Pod {
+	return unprivileged("static", "takt.test/guest:1", map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/path": "veth", "takt.dev/class": "5", "takt.dev/other-traffic": "runtime"}, "/guest", "talk", address)
+}
+
 func TestTwoNodesSendAtLaunchTimesToPodsOfOthersAndFollowThem(t *testing.T) {
 	of := taktObjects(t)
 	served(t, of)
@@ -352,14 +362,8 @@ func TestTwoNodesSendAtLaunchTimesToPodsOfOthersAndFollowThem(t *testing.T) {
 	// The listener moves, there and back: the talkers' nodes know it where it is.
 	exchange(script("west"), "node-2", "node-1")
 	exchange(script("back"), "node-1", "node-2")
-	// A program of musl, as Alpine's are, in an image of its own.
-	exchange(func(address string) *corev1.Pod {
-		return unprivileged("musl", "takt.test/musl:1", timeSensitive, "/talk", address)
-	}, "node-1", "node-2")
-	// A static program in Go: its launch times are taken at its veth, and all else that its pod sends.
-	exchange(func(address string) *corev1.Pod {
-		return unprivileged("static", "takt.test/guest:1", map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/path": "veth", "takt.dev/class": "5", "takt.dev/other-traffic": "runtime"}, "/guest", "talk", address)
-	}, "node-1", "node-2")
+	exchange(ofMusl, "node-1", "node-2")
+	exchange(ofGo, "node-1", "node-2")
 
 	// Beside a pod that sends as much as it can, in the same class and launched at the same instants.
 	create(t, on("node-1", python("flood", timeSensitive, flooding, "10.67.2.1", "5")))

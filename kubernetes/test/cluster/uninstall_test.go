@@ -114,10 +114,10 @@ func TestFlannelNodesHaveNothingLeftOfTaktWhenItIsUninstalled(t *testing.T) {
 	if _, err := cluster.Schedules.Create(ctx, made, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	ordinary := connected(t)
-	create(t, onNetwork("used", "pods"), on("node-2", claiming("used", python("talker", timeSensitive, steady, addressOf(t, "answers")))))
+	ordinary := connected(t, "ordinary", nil)
+	create(t, onNetwork("used", "pods"), on("node-2", claiming("used", python("talker", timeSensitive, steady, addressOf(t, ordinary.answers)))))
 	says(t, "talker", "begins")
-	create(t, on("node-1", unprivileged("static", "takt.test/guest:1", map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/path": "veth", "takt.dev/class": "5"}, "/guest", "talk", addressOf(t, "asks"))))
+	create(t, on("node-1", unprivileged("static", "takt.test/guest:1", map[string]string{"takt.dev/time-sensitive": "true", "takt.dev/path": "veth", "takt.dev/class": "5"}, "/guest", "talk", addressOf(t, ordinary.asks))))
 	says(t, "static", "sent by")
 	until(t, "the schedule is in force", func() bool {
 		now, err := cluster.Schedules.Get(ctx, "all", metav1.GetOptions{})
