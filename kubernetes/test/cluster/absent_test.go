@@ -17,7 +17,11 @@ import (
 )
 
 // of is a path as a node has it.
-func of(node, path string) string { return fmt.Sprintf("/proc/%d/root%s", kubeletOf(node), path) }
+func of(t *testing.T, node, path string) string {
+	t.Helper()
+	until(t, "a kubelet runs on "+node, func() bool { return kubeletOf(node) > 0 })
+	return fmt.Sprintf("/proc/%d/root%s", kubeletOf(node), path)
+}
 
 // madeForPods are the devices, addresses and sockets that a node has for pods.
 func madeForPods(t *testing.T, node string) (all []string) {
@@ -26,9 +30,9 @@ func madeForPods(t *testing.T, node string) (all []string) {
 		all = append(all, strings.Fields(line)[1])
 	}
 	for _, pattern := range []string{"/var/lib/cni/networks/*/10.*", "/run/takt/cni/[^.]*"} {
-		found, _ := filepath.Glob(of(node, pattern))
+		found, _ := filepath.Glob(of(t, node, pattern))
 		for _, path := range found {
-			all = append(all, strings.TrimPrefix(path, of(node, "")))
+			all = append(all, strings.TrimPrefix(path, of(t, node, "")))
 		}
 	}
 	slices.Sort(all)

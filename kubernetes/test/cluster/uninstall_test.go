@@ -16,21 +16,20 @@ import (
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
 )
 
-// What is left of Takt on a node: files, cgroups, programs at devices, processes.
+// leftOn is what is left of Takt on a node: files, cgroups, programs at devices, processes.
 func leftOn(t *testing.T, node string) (left []string) {
 	t.Helper()
 	for _, pattern := range []string{
 		"/opt/cni/bin/takt-*", "/var/lib/takt-node", "/run/takt-node", "/run/takt/cni", "/run/cdi/*takt*", "/etc/cdi/*takt*", "/run/cdi/.*takt*",
-		"/var/lib/kubelet/plugins/*takt*", "/var/lib/kubelet/plugins_registry/*takt*", "/sys/fs/bpf/*takt*", "/sys/fs/cgroup/takt*", "/sys/fs/cgroup/*/takt*/*takt-veth*",
-		"/sys/fs/cgroup/*/takt-veth",
+		"/var/lib/kubelet/plugins/*takt*", "/var/lib/kubelet/plugins_registry/*takt*", "/sys/fs/bpf/*takt*", "/sys/fs/cgroup/takt*", "/sys/fs/cgroup/*/takt-veth",
 	} {
-		found, _ := filepath.Glob(of(node, pattern))
+		found, _ := filepath.Glob(of(t, node, pattern))
 		for _, path := range found {
-			// They are a directory of the chart, which Kubernetes makes, and the cluster's own group.
+			// Empty directories that Kubernetes made for the chart, and the group that the cluster itself is in.
 			if entries, err := os.ReadDir(path); err == nil && len(entries) == 0 && strings.HasSuffix(pattern, "takt-node") || filepath.Base(path) == "takt-cluster" {
 				continue
 			}
-			left = append(left, strings.TrimPrefix(path, of(node, "")))
+			left = append(left, strings.TrimPrefix(path, of(t, node, "")))
 		}
 	}
 	links := in(t, node, "ip", "-o", "-d", "link", "show", "type", "veth")
@@ -135,7 +134,7 @@ func TestFlannelNodesHaveNothingLeftOfTaktWhenItIsUninstalled(t *testing.T) {
 	// One is forgotten: the agents wait for it, by name.
 	remove(t, "static", "")
 	for _, node := range nodes {
-		list := of(node, "/etc/cni/net.d/10-pods.conflist")
+		list := of(t, node, "/etc/cni/net.d/10-pods.conflist")
 		text, err := os.ReadFile(list)
 		if err != nil {
 			t.Fatal(err)
