@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -92,12 +93,18 @@ func (v vPLC) streams(t *testing.T) (count int) {
 	return count
 }
 
+// prepared are how many claims for CPU time the node has set aside, of all pods.
+func prepared() int {
+	files, _ := filepath.Glob("/run/cdi/cpu.takt.dev-*")
+	return len(files)
+}
+
 // hasBoth waits until it runs with both.
 func (v vPLC) hasBoth(t *testing.T) {
 	t.Helper()
 	pid := running(t, v.name)
 	until(t, v.name+" has CPU and gate time", func() bool {
-		return holders(pid, allOfCPU) > 0 && v.streams(t) == 1 && readiness(v.gate(), reservation.NetworkDriver) == "Reserved"
+		return holders(pid, allOfCPU) > 0 && prepared() == 1 && v.streams(t) == 1 && readiness(v.gate(), reservation.NetworkDriver) == "Reserved"
 	})
 }
 
@@ -160,7 +167,7 @@ func TestATimeSensitivePodHasBothOfItsClaimsOrNeitherInEveryOrder(t *testing.T) 
 		}
 		until(t, fmt.Sprintf("after %v nothing is left of it", goes[i]), func() bool {
 			claims, err := client.ResourceV1().ResourceClaims("default").List(ctx, metav1.ListOptions{})
-			return err == nil && len(claims.Items) == 0 && guests()[v.name] == 0 && v.streams(t) == 0
+			return err == nil && len(claims.Items) == 0 && guests()[v.name] == 0 && v.streams(t) == 0 && prepared() == 0
 		})
 	}
 
@@ -217,7 +224,7 @@ func TestATimeSensitivePodHasBothOfItsClaimsOrNeitherInEveryOrder(t *testing.T) 
 		// The kubelet asks for them in either order, and for the second one not at all when the first was refused.
 		until(t, "it holds neither, as the "+tc.refused+" time is refused", func() bool {
 			ofGate, ofCPU := readiness(v.gate(), reservation.NetworkDriver), readiness(v.cpu(), reservation.Driver)
-			return v.streams(t) == 0 && (ofGate == "GateTimeRefused" || ofGate == "" && tc.refused == "cpu") && (ofCPU == "ReservationRefused" || ofCPU == "" && tc.refused == "gate")
+			return v.streams(t) == 0 && prepared() == 0 && (ofGate == "GateTimeRefused" || ofGate == "" && tc.refused == "cpu") && (ofCPU == "ReservationRefused" || ofCPU == "" && tc.refused == "gate")
 		})
 		if guests()[v.name] > 0 {
 			t.Errorf("%s runs", v.name)
