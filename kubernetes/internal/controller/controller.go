@@ -55,6 +55,8 @@ type Controller struct {
 	events  recorder
 	lead    time.Duration
 	changed chan struct{}
+	// KeyRotation is how old nodes' keys become before they are changed; 0: they are changed where it is asked for.
+	KeyRotation time.Duration
 	// told are warnings about pods, so that none is told in every round.
 	told map[string]bool
 
@@ -131,7 +133,7 @@ func (c *Controller) Run(ctx context.Context) error {
 func (c *Controller) world() *World {
 	w := &World{
 		Networks: objects.All[*network.TaktNetwork](c.networks), Schedules: objects.All[*network.GateSchedule](c.schedules),
-		Members: objects.All[*network.TaktNode](c.members), Nodes: map[string]*corev1.Node{}, Pods: map[string]*corev1.Pod{}, Now: time.Now(),
+		Members: objects.All[*network.TaktNode](c.members), Nodes: map[string]*corev1.Node{}, Pods: map[string]*corev1.Pod{}, Now: time.Now(), KeyRotation: c.KeyRotation,
 	}
 	w.Lead = c.lead + time.Duration(len(w.Members))*eachNode
 	for _, node := range objects.All[*corev1.Node](c.nodes) {
@@ -174,6 +176,9 @@ func (c *Controller) round(ctx context.Context) error {
 		now.Spec = p.Specs[one.Name]
 		writes = append(writes, func() error {
 			_, err := c.client.Nodes.Update(ctx, now, metav1.UpdateOptions{})
+			if err == nil {
+				c.tell(p.became(now.UID))
+			}
 			return named("TaktNode", now.Name, err)
 		})
 	}

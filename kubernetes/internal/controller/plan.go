@@ -1,7 +1,7 @@
 // Package controller keeps the TaktNodes of a cluster in step with its pods, nodes, TaktNetworks and GateSchedules. It
 // talks to the API server alone: what a node is to do is written into its TaktNode, which its takt-node reads.
 //
-// Each round looks at everything (New) and computes what all objects have to say (plan.go, networks.go, schedules.go);
+// Each round looks at everything (New) and computes what all objects have to say (plan.go, networks.go, schedules.go, keys.go);
 // only what differs is written. So there is no state but the objects', and another replica goes on where one has ended.
 package controller
 
@@ -38,6 +38,8 @@ type World struct {
 	kept map[string]string
 	// Lead is how long nodes have to take a schedule before it begins.
 	Lead time.Duration
+	// KeyRotation is how old nodes' keys become before they are changed; 0: they are not.
+	KeyRotation time.Duration
 }
 
 // Event is something to be told.
@@ -88,6 +90,7 @@ func (w *World) Make() *Plan {
 	}
 	w.planNetworks(p, specs)
 	w.planSchedules(p, specs)
+	w.planKeys(p, specs)
 	for name, spec := range specs {
 		p.Specs[name] = *spec
 	}

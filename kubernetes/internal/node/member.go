@@ -235,7 +235,7 @@ func (m *member) planned(self *network.TaktNode) bool {
 // serve writes into the status what taktd says, after it has been told what is to be done. An error means that taktd does
 // not answer: what it said last stays.
 func (m *member) serve(ctx context.Context, self *network.TaktNode) error {
-	said, err := m.admin.GetStatus(ctx, &adminv1.GetStatusRequest{})
+	said, err := m.rotated(ctx, self)
 	if err != nil {
 		return err
 	}
@@ -256,7 +256,9 @@ func (m *member) serve(ctx context.Context, self *network.TaktNode) error {
 		return err
 	}
 	s := &self.Status
+	before := s.Runtime
 	s.Runtime = runtimeOf(said.GetNode(), m.n.config.Network.Peers)
+	s.Runtime.KeySince = keySince(before, s.Runtime, time.Now())
 	s.Clock = clockOf(clock.GetClock())
 	s.Datapaths = nil
 	for _, path := range datapaths.GetDatapaths() {
@@ -285,6 +287,7 @@ func (m *member) serve(ctx context.Context, self *network.TaktNode) error {
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "Draining", "taktd takes no more applications and is about to stop"
 	}
 	meta.SetStatusCondition(&s.Conditions, ready)
+	sayKey(self)
 	return nil
 }
 
@@ -737,6 +740,7 @@ func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *e
 		}
 	}
 	s.Peers = strconv.Itoa(up) + "/" + strconv.Itoa(len(all.GetPeers()))
+	defer func() { s.NextKeys = m.nextKeys(present) }()
 	var mistakes []error
 	fresh := false
 	for _, address := range slices.Sorted(maps.Keys(wanted)) {
@@ -769,7 +773,9 @@ func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *e
 		}
 		if _, err := m.admin.AddPeer(ctx, &adminv1.AddPeerRequest{Address: address, Key: peer.Key, NextKey: peer.NextKey}); err != nil {
 			mistakes = append(mistakes, fmt.Errorf("peer %s: %w", address, err))
+			continue
 		}
+		present[address] = &adminv1.Peer{Address: address, Key: peer.Key, NextKey: peer.NextKey}
 	}
 	gone := false
 	for _, address := range slices.Sorted(maps.Keys(e.Peers)) {

@@ -16,6 +16,9 @@ import (
 // +kubebuilder:printcolumn:name="Version",type=string,JSONPath=`.status.runtime.version`
 // +kubebuilder:printcolumn:name="Clock",type=string,JSONPath=`.status.clock.state`
 // +kubebuilder:printcolumn:name="Peers",type=string,JSONPath=`.status.peers`
+// +kubebuilder:printcolumn:name="Key",type=date,JSONPath=`.status.runtime.keySince`
+// +kubebuilder:printcolumn:name="Rotation",type=string,JSONPath=`.spec.keyRotation.state`
+// +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.spec.keyRotation.since`
 // +kubebuilder:printcolumn:name="Schedule",type=string,JSONPath=`.status.schedules[*].name`
 // +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.schedules[*].state`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -64,6 +67,63 @@ type TaktNodeSpec struct {
 	// +listMapKey=datapath
 	// +kubebuilder:validation:MaxItems=16
 	Schedules []Assignment `json:"schedules,omitempty"`
+	// KeyRotation is the change of its key that goes on, or the last one.
+	// +optional
+	KeyRotation *KeyRotation `json:"keyRotation,omitempty"`
+}
+
+// RotateKey is the annotation of a TaktNode that asks for another key: an instant as in 2026-01-31T12:00:00Z, another one than the
+// last time.
+const RotateKey = "network.takt.dev/rotate-key"
+
+// States of a KeyRotation.
+const (
+	// Preparing: the node makes its next key, and the others are told of it.
+	Preparing = "Preparing"
+	// Switching: all nodes that are there know the next key, and the node is to take it.
+	Switching = "Switching"
+	// Finishing: the node has it, and the others take the key of before out.
+	Finishing = "Finishing"
+	// Rotated: the node has another key.
+	Rotated = "Rotated"
+	// GivenUp: it has the key of before.
+	GivenUp = "GivenUp"
+)
+
+// MostWithout is how many nodes may be away when another one takes its next key.
+const MostWithout = 64
+
+// A KeyRotation is a change of a node's key.
+type KeyRotation struct {
+	// State is Preparing, Switching, Finishing, Rotated or GivenUp.
+	// +kubebuilder:validation:Enum=Preparing;Switching;Finishing;Rotated;GivenUp
+	State string `json:"state"`
+	// Began is when it began.
+	Began metav1.Time `json:"began"`
+	// Since is when it came into its state.
+	Since metav1.Time `json:"since"`
+	// Asked is what the annotation network.takt.dev/rotate-key said when it began.
+	// +optional
+	Asked *metav1.Time `json:"asked,omitempty"`
+	// From is the public key of before, base64.
+	From string `json:"from"`
+	// To is the public key that follows, base64; absent: the node has not made it yet.
+	// +optional
+	To string `json:"to,omitempty"`
+	// Without are nodes that are away and have not said that they know the next key: the node does not take it while one of them
+	// answers.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	Without []string `json:"without,omitempty"`
+	// Message is what it waits for, if that lasts, or why it was given up.
+	// +optional
+	Message string `json:"message,omitempty"`
+}
+
+// GoesOn says whether the key is being changed.
+func (r *KeyRotation) GoesOn() bool {
+	return r != nil && r.State != Rotated && r.State != GivenUp
 }
 
 // A Peer is a runtime that others have channels with.
@@ -117,6 +177,9 @@ type Revision struct {
 // Ready is the condition of a TaktNode whose runtime answers and takes applications.
 const Ready = "Ready"
 
+// KeyCurrent is the condition of a TaktNode whose key was changed when it was to be; it is absent if it never was to be.
+const KeyCurrent = "KeyCurrent"
+
 // TaktNodeStatus is what the node says of itself. Only its own takt-node writes it.
 type TaktNodeStatus struct {
 	// Runtime is its taktd, as it last answered.
@@ -147,7 +210,15 @@ type TaktNodeStatus struct {
 	// Peers are how many of those that it knows answer, as in `3/4`.
 	// +optional
 	Peers string `json:"peers,omitempty"`
-	// Conditions is Ready.
+	// NextKeys are the keys of nodes whose keys are being changed that its taktd takes beside the ones of before.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=16
+	NextKeys []string `json:"nextKeys,omitempty"`
+	// KeyProblem is why its taktd has not made or not taken its next key, and what to do.
+	// +optional
+	KeyProblem string `json:"keyProblem,omitempty"`
+	// Conditions are Ready and KeyCurrent.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -165,6 +236,9 @@ type Runtime struct {
 	// Key is its public key, base64; empty: it has none, and is nobody's peer.
 	// +optional
 	Key string `json:"key,omitempty"`
+	// KeySince is since when its takt-node has seen it with that key; an earlier takt-node does not say.
+	// +optional
+	KeySince *metav1.Time `json:"keySince,omitempty"`
 	// NextKey is the public key that it is going to have, base64; empty: none was made.
 	// +optional
 	NextKey string `json:"nextKey,omitempty"`

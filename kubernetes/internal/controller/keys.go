@@ -1,0 +1,254 @@
+package controller
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/quote"
+)
+
+const (
+	// DefaultKeyRotation is how old nodes' keys become. Those of datagrams follow from them by handshakes and are replaced every ten
+	// minutes; how long a private key that was copied is of use is what this bounds, and an hour's work of the cluster in a month costs
+	// nothing.
+	DefaultKeyRotation = 30 * 24 * time.Hour
+	// MinKeyRotation is the least: a node answers to its key of before for 11 minutes.
+	MinKeyRotation = time.Hour
+	// keyPatience is how long the change of a node's key may take: an agent is away for less while it is upgraded.
+	keyPatience = 10 * time.Minute
+	// keyRetry is when a change that was given up is begun again.
+	keyRetry = time.Hour
+	// keyQuiet is how long something is waited for before it is said.
+	keyQuiet = 30 * time.Second
+	// mostAwaited is how many nodes a message names.
+	mostAwaited = 3
+)
+
+// Events of a TaktNode.
+const (
+	reasonKeyStarted = "KeyRotationStarted"
+	reasonKeyWaits   = "KeyRotationWaits"
+	reasonKeyRotated = "KeyRotated"
+	reasonKeyGivenUp = "KeyRotationGivenUp"
+)
+
+// planKeys has nodes change their keys, one after the other. At any time the others take the key that a node has: they are told of
+// what it says that it has or is going to have, and it takes its next key when all that may have channels with it have said that they
+// know it. Whoever ends at whatever time, what was written is where it goes on; and a change that is given up leaves the next key
+// with the node and with the others, for the next one.
+func (w *World) planKeys(p *Plan, specs map[string]*network.TaktNodeSpec) {
+	ended, busy := time.Time{}, false
+	for _, member := range w.Members {
+		spec := specs[member.Name]
+		had := member.Spec.KeyRotation
+		if had == nil {
+			continue
+		}
+		now := had.DeepCopy()
+		w.goOn(member, spec, now)
+		if now.State != had.State {
+			now.Since = w.second()
+		}
+		if !now.GoesOn() {
+			now.Without = nil
+			ended = latest(ended, now.Since.Time)
+		}
+		busy = busy || had.GoesOn() // until its end is written
+		spec.KeyRotation = now
+		p.tellKey(member, had, now)
+	}
+	// All nodes hear of each change, and have to be told of others as well.
+	if busy || w.Now.Sub(ended) < time.Duration(len(w.Members))*eachNode {
+		return
+	}
+	var due []*network.TaktNode
+	for _, member := range w.Members {
+		if w.due(member, specs[member.Name]) != "" {
+			due = append(due, member)
+		}
+	}
+	if len(due) == 0 {
+		return
+	}
+	next := slices.MinFunc(due, func(a, b *network.TaktNode) int {
+		first := func(member *network.TaktNode) int { return min(len(w.asks(member)), 1) }
+		return cmp.Or(first(b)-first(a), a.Status.Runtime.KeySince.Compare(b.Status.Runtime.KeySince.Time), cmp.Compare(a.Name, b.Name))
+	})
+	why, spec := w.due(next, specs[next.Name]), specs[next.Name]
+	spec.KeyRotation = &network.KeyRotation{State: network.Preparing, Began: w.second(), Since: w.second(), Asked: asked(next), From: next.Status.Runtime.Key}
+	p.Events = append(p.Events, Event{About: next, Reason: reasonKeyStarted, Message: "the node's key is being changed: " + why})
+}
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// second is the time as the API server keeps it.
+func (w *World) second() metav1.Time { return metav1.NewTime(w.Now.Truncate(time.Second)) }
+
+// asked is what the annotation says; nothing if there is none, or no instant.
+func asked(member *network.TaktNode) *metav1.Time {
+	at, err := time.Parse(time.RFC3339, member.Annotations[network.RotateKey])
+	if err != nil {
+		return nil
+	}
+	found := metav1.NewTime(at.Truncate(time.Second))
+	return &found
+}
+
+// asks says that the annotation asks for a change that has not begun; empty: it does not.
+func (w *World) asks(member *network.TaktNode) string {
+	at := asked(member)
+	if at == nil || member.Spec.KeyRotation != nil && at.Equal(member.Spec.KeyRotation.Asked) {
+		return ""
+	}
+	return "it was asked for at " + at.UTC().Format(time.RFC3339)
+}
+
+// due is why a node's key is to be changed; empty if it is not, or cannot be now.
+func (w *World) due(member *network.TaktNode, spec *network.TaktNodeSpec) string {
+	runtime, had := member.Status.Runtime, spec.KeyRotation
+	// A takt-node that does not say since when it has its key is an earlier one, which would not know what to do.
+	if spec.Peer == nil || runtime.KeySince == nil || had.GoesOn() || w.absence(member) != "" {
+		return ""
+	}
+	if why := w.asks(member); why != "" {
+		return why
+	}
+	if w.KeyRotation <= 0 || w.Now.Sub(runtime.KeySince.Time) < w.KeyRotation {
+		return ""
+	}
+	if had != nil && had.State == network.GivenUp && w.Now.Sub(had.Since.Time) < keyRetry {
+		return ""
+	}
+	return fmt.Sprintf("it has been the same since %s, and keys become %v old", runtime.KeySince.UTC().Format(time.RFC3339), w.KeyRotation)
+}
+
+// goOn is the next state of a change, by what the nodes have said.
+func (w *World) goOn(member *network.TaktNode, spec *network.TaktNodeSpec, r *network.KeyRotation) {
+	key := ""
+	if member.Status.Runtime != nil {
+		key = member.Status.Runtime.Key
+	}
+	over := w.Now.Sub(r.Began.Time) >= keyPatience
+	switch {
+	case r.State == network.Rotated:
+	case r.State == network.GivenUp:
+		// It was told to take the key, and has said so too late.
+		if key != "" && key == r.To {
+			r.State, r.Message = network.Rotated, ""
+		}
+	case key == "":
+		r.State, r.Message = network.GivenUp, "the node has no key any more"
+	case key == r.To:
+		r.State, r.Message = network.Rotated, ""
+		awaited := w.await(member, func(other *network.TaktNode) bool { return !slices.Contains(other.Status.NextKeys, r.To) })
+		switch {
+		case len(awaited) > 0 && over:
+			r.Message = "the key of before is still taken by " + nodesText(awaited) + ": see its condition Ready"
+		case len(awaited) > 0:
+			r.State = network.Finishing
+			w.wait(r, nodesText(awaited)+" to take the key of before no more: see its condition Ready")
+		}
+	case key != r.From:
+		r.State, r.Message = network.Rotated, "the node has another key than was to follow: somebody else has changed it"
+	default:
+		w.prepare(member, spec, r)
+		if over {
+			r.State, r.Message = network.GivenUp, "the key stays as it was, "+cmp.Or(strings.TrimSuffix(r.Message, "."), "the change took too long")
+		}
+	}
+}
+
+// prepare is a change whose node has the key of before.
+func (w *World) prepare(member *network.TaktNode, spec *network.TaktNodeSpec, r *network.KeyRotation) {
+	r.State, r.To, r.Without = network.Preparing, member.Status.Runtime.NextKey, nil
+	problem := cmp.Or(member.Status.KeyProblem, w.absence(member))
+	switch {
+	case spec.Peer == nil:
+		w.wait(r, "an address: "+spec.PeerProblem)
+		return
+	case r.To == "":
+		w.wait(r, "the node's next key: "+cmp.Or(problem, "see its takt-node"))
+		return
+	}
+	knows := func(other *network.TaktNode) bool { return slices.Contains(other.Status.NextKeys, r.To) }
+	if awaited := w.await(member, knows); len(awaited) > 0 {
+		w.wait(r, nodesText(awaited)+" to know the node's next key: see its condition Ready, and whether takt-node runs there and is as new as the controller")
+		return
+	}
+	var away []string
+	for _, other := range w.Members {
+		if other.Name != member.Name && hasKey(other) && !knows(other) {
+			away = append(away, other.Name)
+		}
+	}
+	if len(away) > network.MostWithout {
+		w.wait(r, fmt.Sprintf("nodes that are away, which are %d and may be %d", len(away), network.MostWithout))
+		return
+	}
+	r.State, r.Without = network.Switching, away
+	w.wait(r, "the node to take its next key: "+cmp.Or(problem, "see its takt-node"))
+}
+
+// wait says what a change waits for, if that lasts.
+func (w *World) wait(r *network.KeyRotation, what string) {
+	r.Message = ""
+	if w.Now.Sub(r.Began.Time) >= keyQuiet {
+		r.Message = quote.Text("it waits for " + what)
+	}
+}
+
+// hasKey says whether a node may have channels with others by their keys.
+func hasKey(member *network.TaktNode) bool {
+	return member.Status.Runtime != nil && member.Status.Runtime.Key != ""
+}
+
+// await are the nodes that are there, beside this one, and of which something does not hold yet. One that is away hears of it when it
+// is back.
+func (w *World) await(member *network.TaktNode, holds func(*network.TaktNode) bool) (awaited []string) {
+	for _, other := range w.Members {
+		ready := meta.FindStatusCondition(other.Status.Conditions, network.Ready)
+		absent := ready != nil && ready.Status != metav1.ConditionTrue && ready.Reason == "RuntimeAbsent"
+		if other.Name != member.Name && hasKey(other) && !absent && w.Nodes[other.Name] != nil && w.silent(other.Name) == "" && !holds(other) {
+			awaited = append(awaited, other.Name)
+		}
+	}
+	return awaited
+}
+
+// nodesText names nodes.
+func nodesText(nodes []string) string {
+	text := "node " + strings.Join(nodes[:min(len(nodes), mostAwaited)], ", ")
+	if more := len(nodes) - mostAwaited; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// tellKey tells what has changed.
+func (p *Plan) tellKey(about *network.TaktNode, had, now *network.KeyRotation) {
+	tell := func(warning bool, reason, message string) {
+		p.Events = append(p.Events, Event{About: about, Warning: warning, Reason: reason, Message: message})
+	}
+	switch {
+	case equality.Semantic.DeepEqual(had, now):
+	case now.State == network.Rotated && had.State != now.State:
+		tell(now.Message != "", reasonKeyRotated, strings.TrimSuffix("the node has another key: "+now.Message, ": "))
+	case now.State == network.GivenUp && had.State != now.State:
+		tell(true, reasonKeyGivenUp, now.Message)
+	case now.Message != "" && now.Message != had.Message:
+		tell(true, reasonKeyWaits, now.Message)
+	}
+}
