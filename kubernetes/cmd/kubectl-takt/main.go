@@ -25,6 +25,7 @@ import (
 const help = `Shows the pods of a namespace that are time-sensitive, attached to a network of Takt, or have reserved CPU time.
 
 Usage: kubectl takt [-n NAMESPACE | -A] [-agents NAMESPACE]... [-o json]
+       kubectl takt key [-h]: the keys of nodes
 
 Options:
 `
@@ -40,6 +41,7 @@ Which claims of a pod without a node have room where needs the right to list nod
 Examples:
   kubectl takt
   kubectl takt -A
+  kubectl takt key
   kubectl takt -n factory -o json | jq '.pods[] | select(.problem)'
 `
 
@@ -50,6 +52,9 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, out, errs io.Writer) int {
+	if len(args) > 0 && args[0] == "key" {
+		return key(ctx, args[1:], out, errs)
+	}
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	flags := flag.NewFlagSet("kubectl-takt", flag.ContinueOnError)
 	flags.SetOutput(errs)

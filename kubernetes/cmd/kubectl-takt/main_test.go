@@ -134,6 +134,11 @@ func TestMistakesInTheCommandAreToldWithTheRemedy(t *testing.T) {
 		"-colour":                   "not defined",
 		"-agents=":                  "a namespace has a name",
 		"-kubeconfig /nowhere/file": "no such file",
+		"key node-1":                "not expected",
+		"key -all":                  "for rotate",
+		"key rotate":                "one or the other",
+		"key rotate -all node-1":    "one or the other",
+		"key rotate -o json node-1": "without rotate",
 	} {
 		var out, errs bytes.Buffer
 		code := run(context.Background(), strings.Fields(args), &out, &errs)

@@ -38,23 +38,27 @@ func main() {
 	namespace := flag.String("namespace", os.Getenv("POD_NAMESPACE"), "where the lease of the leader is")
 	identity := flag.String("identity", os.Getenv("POD_NAME"), "name of this replica")
 	lead := flag.Duration("lead", controller.DefaultLead, "how long nodes have to take a schedule before it begins; 40ms more for each node")
+	rotation := flag.Duration("key-rotation", controller.DefaultKeyRotation, "how old nodes' keys become before they are changed, one node after the other; 0: they are changed where it is asked for")
 	listen := flag.String("listen", ":9465", "address of /healthz")
 	klog.InitFlags(nil)
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *kubeconfig, *namespace, *identity, *lead, *listen); err != nil {
+	if err := run(ctx, *kubeconfig, *namespace, *identity, *lead, *rotation, *listen); err != nil {
 		fmt.Fprintln(os.Stderr, "takt-controller:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, kubeconfig, namespace, identity string, lead time.Duration, listen string) error {
+func run(ctx context.Context, kubeconfig, namespace, identity string, lead, rotation time.Duration, listen string) error {
 	if namespace == "" || identity == "" {
 		return errors.New("no namespace or no identity: set -namespace and -identity, or POD_NAMESPACE and POD_NAME")
 	}
 	if lead < controller.MinLead || lead > controller.MaxLead {
 		return fmt.Errorf("-lead %v is not from %v to %v: write another controller.lead, or leave it out for %v", lead, controller.MinLead, controller.MaxLead, controller.DefaultLead)
+	}
+	if rotation != 0 && rotation < controller.MinKeyRotation {
+		return fmt.Errorf("-key-rotation %v is neither 0 nor at least %v: write another controller.keyRotation, or leave it out for %v", rotation, controller.MinKeyRotation, controller.DefaultKeyRotation)
 	}
 	rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -89,7 +93,9 @@ func run(ctx context.Context, kubeconfig, namespace, identity string, lead time.
 		Callbacks: leaderelection.LeaderCallbacks{
 			// Each time it leads it looks at everything anew.
 			OnStartedLeading: func(ctx context.Context) {
-				if err := controller.New(kube, client, events, lead).Run(ctx); err != nil {
+				c := controller.New(kube, client, events, lead)
+				c.KeyRotation = rotation
+				if err := c.Run(ctx); err != nil {
 					klog.FromContext(ctx).Error(err, "The controller has ended")
 				}
 			},

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	health "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/admission"
 )
 
@@ -55,6 +56,10 @@ var (
 
 	gateClaims  = prometheus.NewDesc("takt_node_gate_time_claims", "Prepared claims for gate time, by whether taktd keeps their streams at the moment.", []string{"kept"}, nil)
 	gateClaimed = prometheus.NewDesc("takt_node_gate_time_claimed_bits_per_second", "Bits per second of the link that prepared claims hold of a network's class.", []string{"network", "class"}, nil)
+
+	keyKnown   = prometheus.NewDesc("takt_node_key_since_timestamp_seconds", "Since when the node's taktd is seen with its key, in seconds since 1970.", nil, nil)
+	keyStarted = prometheus.NewDesc("takt_node_key_rotation_started_timestamp_seconds", "Since when the node's key is being changed, in seconds since 1970; absent: it is not.", nil, nil)
+	keyGivenUp = prometheus.NewDesc("takt_node_key_rotation_given_up", "1 if the last change of the node's key was given up: it has the key of before.", nil, nil)
 
 	claimThreads   = prometheus.NewDesc("takt_reservation_threads", "Threads that hold a reservation of the request.", ofClaim, nil)
 	claimFree      = prometheus.NewDesc("takt_reservation_free", "Reservations of the request that no thread holds.", ofClaim, nil)
@@ -154,7 +159,7 @@ func (m *metrics) hook(name string) (end func()) {
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		coreBound, coreTaken, coreHealth, tardiness, admitted, checked, outside, lost, misscounts, reclaims, vethsLooked, gateClaims, gateClaimed, claimThreads, claimFree, claimLeftOut, claimCPU, claimDelay, threadDelay, claimSamples, claimExhausted, claimMissed, claimLatest, claimRestored, claimNarrowed, claimUnpinned, claimRewritten, claimRevived,
+		coreBound, coreTaken, coreHealth, tardiness, admitted, checked, outside, lost, misscounts, reclaims, vethsLooked, gateClaims, gateClaimed, keyKnown, keyStarted, keyGivenUp, claimThreads, claimFree, claimLeftOut, claimCPU, claimDelay, threadDelay, claimSamples, claimExhausted, claimMissed, claimLatest, claimRestored, claimNarrowed, claimUnpinned, claimRewritten, claimRevived,
 	} {
 		to <- desc
 	}
@@ -171,6 +176,16 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, value, labels...)
 	}
 	n := m.n
+	if known := n.cluster.known(); known != nil && known.Status.Runtime != nil && known.Status.Runtime.KeySince != nil {
+		gauge(keyKnown, float64(known.Status.Runtime.KeySince.Unix()))
+		rotation, givenUp := known.Spec.KeyRotation, 0.0
+		if rotation.GoesOn() {
+			gauge(keyStarted, float64(rotation.Began.Unix()))
+		} else if rotation != nil && rotation.State == network.GivenUp {
+			givenUp = 1
+		}
+		gauge(keyGivenUp, givenUp)
+	}
 	if n.veths != nil {
 		taking, not := n.veths.counts()
 		gauge(vethsLooked, float64(taking), "true")

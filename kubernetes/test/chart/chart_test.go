@@ -578,6 +578,8 @@ func TestValuesThatMeanNothingAreRefused(t *testing.T) {
 		{"config": map[string]any{"cores": "1"}, "network": map[string]any{"enabled": true, "takt": "takt"}},
 		{"config": map[string]any{"cores": "1"}, "network": map[string]any{"objects": true}},
 		{"config": map[string]any{"cores": "1"}, "controller": map[string]any{"lead": "soon"}},
+		{"config": map[string]any{"cores": "1"}, "controller": map[string]any{"keyRotation": "30m"}},
+		{"config": map[string]any{"cores": "1"}, "controller": map[string]any{"keyRotation": "30d"}},
 	} {
 		if _, err := render(t, values); err == nil {
 			t.Errorf("%v was rendered", values)

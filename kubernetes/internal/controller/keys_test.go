@@ -1,0 +1,279 @@
+package controller
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
+
+	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
+	"github.com/takt-dev/takt/kubernetes/internal/apitest"
+)
+
+// keyed are nodes with keys, of which the first has had its own for longest.
+func keyed(names ...string) *World {
+	w := worldOf(names...)
+	w.KeyRotation = 24 * time.Hour
+	for at, member := range w.Members {
+		since := metav1.NewTime(w.Now.Add(time.Duration(at)*time.Minute - 23*time.Hour))
+		member.UID = types.UID("of-" + member.Name)
+		member.Status.Runtime = &network.Runtime{Version: "test", Address: "0.0.0.0", Port: 7400, Key: "key-of-" + member.Name, KeySince: &since}
+	}
+	return w
+}
+
+func (w *World) of(name string) *network.TaktNode {
+	for _, member := range w.Members {
+		if member.Name == name {
+			return member
+		}
+	}
+	return nil
+}
+
+// agents do what they are to do with their keys, as takt-node does, without these.
+func (w *World) agents(without ...string) {
+	for _, member := range w.Members {
+		if strings.Contains(strings.Join(without, " "), member.Name) {
+			continue
+		}
+		r, runtime := member.Spec.KeyRotation, member.Status.Runtime
+		if r.GoesOn() && r.From == runtime.Key {
+			switch r.State {
+			case network.Preparing:
+				runtime.NextKey = "next-of-" + member.Name
+			case network.Switching:
+				runtime.Key, runtime.NextKey = r.To, ""
+				since := metav1.NewTime(w.Now)
+				runtime.KeySince = &since
+			}
+		}
+		member.Status.NextKeys = nil
+		for _, other := range w.Members {
+			if r := other.Spec.KeyRotation; other != member && r.GoesOn() && r.To != "" && other.Spec.Peer != nil && other.Spec.Peer.NextKey == r.To {
+				member.Status.NextKeys = append(member.Status.NextKeys, r.To)
+			}
+		}
+	}
+}
+
+// until has the controller and the agents act until a node's change is in this state, and returns what was told.
+func (w *World) until(t *testing.T, name, state string, without ...string) (told []string) {
+	t.Helper()
+	for range 5000 {
+		p := w.next()
+		for _, event := range p.Events {
+			told = append(told, event.About.(metav1.Object).GetName()+" "+event.Reason+": "+event.Message)
+		}
+		w.agents(without...)
+		if r := w.of(name).Spec.KeyRotation; r != nil && r.State == state {
+			return told
+		}
+		w.Now = w.Now.Add(time.Second)
+	}
+	t.Fatalf("%s is not %s: %+v, told %q", name, state, w.of(name).Spec.KeyRotation, told)
+	return nil
+}
+
+func TestKeysThatAreOldAreChangedOneAfterTheOther(t *testing.T) {
+	w := keyed("node-1", "node-2", "node-3")
+	for range 5 {
+		w.next()
+	}
+	if w.of("node-1").Spec.KeyRotation != nil {
+		t.Fatalf("a key of 23 hours is changed: %+v", w.of("node-1").Spec.KeyRotation)
+	}
+	w.Now = w.Now.Add(2 * time.Hour)
+	for _, name := range []string{"node-1", "node-2", "node-3"} {
+		told := w.until(t, name, network.Rotated)
+		for _, member := range w.Members {
+			if member.Spec.KeyRotation.GoesOn() {
+				t.Errorf("%s changes its key while %s has just changed its own", member.Name, name)
+			}
+		}
+		if key := w.of(name).Spec.Peer; key.Key != "next-of-"+name || key.NextKey != "" {
+			t.Errorf("others know %+v", key)
+		}
+		if all := strings.Join(told, "\n"); !strings.Contains(all, name+" KeyRotationStarted: ") || !strings.Contains(all, name+" KeyRotated: ") || strings.Contains(all, "Waits") {
+			t.Errorf("told %q", told)
+		}
+	}
+	for range 100 {
+		w.next()
+		w.agents()
+	}
+	for _, member := range w.Members {
+		if member.Spec.KeyRotation.State != network.Rotated {
+			t.Errorf("%s changes its key again", member.Name)
+		}
+	}
+}
+
+func TestAKeyIsChangedWhenItIsAskedForAndOnce(t *testing.T) {
+	w := keyed("node-1", "node-2")
+	w.KeyRotation = 0
+	w.Now = w.Now.Add(1000 * time.Hour)
+	ask := func(when string) { w.of("node-2").Annotations = map[string]string{network.RotateKey: when} }
+	for _, nothing := range []string{"", "now", "2026"} {
+		ask(nothing)
+		w.next()
+		if w.of("node-1").Spec.KeyRotation != nil || w.of("node-2").Spec.KeyRotation != nil {
+			t.Fatalf("a key is changed by %q", nothing)
+		}
+	}
+	ask("2026-01-31T12:00:00Z")
+	w.until(t, "node-2", network.Rotated)
+	for range 100 {
+		w.next()
+		w.agents()
+		if w.of("node-2").Spec.KeyRotation.GoesOn() {
+			t.Fatal("it is changed twice")
+		}
+	}
+	ask("2026-01-31T12:00:01Z")
+	w.next()
+	if !w.of("node-2").Spec.KeyRotation.GoesOn() || w.of("node-1").Spec.KeyRotation != nil {
+		t.Error("it is not changed again")
+	}
+}
+
+// One whose agent is away is waited for and named; then the next node's turn comes, and the first one is tried again later.
+func TestAChangeThatIsGivenUpNamesForWhomItWaitedAndHoldsUpNoOther(t *testing.T) {
+	w := keyed("node-1", "node-2", "node-3")
+	w.Now = w.Now.Add(2 * time.Hour)
+	told := strings.Join(w.until(t, "node-1", network.GivenUp, "node-3"), "\n")
+	for _, want := range []string{"node-1 KeyRotationWaits: it waits for node node-3 to know", "node-1 KeyRotationGivenUp: the key stays as it was, it waits for node node-3"} {
+		if !strings.Contains(told, want) {
+			t.Errorf("told %q and not %q", told, want)
+		}
+	}
+	one := w.of("node-1")
+	if one.Status.Runtime.Key != "key-of-node-1" || one.Spec.Peer.NextKey != "next-of-node-1" {
+		t.Errorf("it has %+v, others know %+v", one.Status.Runtime, one.Spec.Peer)
+	}
+	began := w.Now
+	w.until(t, "node-2", network.Preparing)
+	if w.Now.Sub(began) > time.Minute {
+		t.Errorf("the next one begins %v later", w.Now.Sub(began))
+	}
+	w.until(t, "node-2", network.Rotated)
+	w.until(t, "node-3", network.Rotated)
+	w.until(t, "node-1", network.Preparing)
+	if after := w.Now.Sub(began); after < keyRetry || after > keyRetry+time.Minute {
+		t.Errorf("it is tried again after %v", after)
+	}
+	w.until(t, "node-1", network.Rotated)
+}
+
+// It hears of the key when it is back.
+func TestANodeThatIsAwayIsNotWaitedForAndSaidToTheNodeThatTakesItsKey(t *testing.T) {
+	for what, away := range map[string]func(*World){
+		"its machine": func(w *World) {
+			w.Nodes["node-3"].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
+		},
+		"its runtime": func(w *World) {
+			meta.SetStatusCondition(&w.of("node-3").Status.Conditions, metav1.Condition{Type: network.Ready, Status: metav1.ConditionFalse, Reason: "RuntimeAbsent"})
+		},
+	} {
+		w := keyed("node-1", "node-2", "node-3")
+		w.Now = w.Now.Add(70 * time.Minute)
+		away(w)
+		w.until(t, "node-1", network.Switching, "node-3")
+		if without := w.of("node-1").Spec.KeyRotation.Without; len(without) != 1 || without[0] != "node-3" {
+			t.Errorf("%s: without %q", what, without)
+		}
+		w.until(t, "node-1", network.Rotated, "node-3")
+		if w.of("node-3").Spec.KeyRotation != nil {
+			t.Errorf("%s is away, and it is to change its key", what)
+		}
+	}
+}
+
+func TestMoreNodesThanCanBeNamedAreWaitedFor(t *testing.T) {
+	var names []string
+	for at := range network.MostWithout + 2 {
+		names = append(names, fmt.Sprintf("node-%03d", at))
+	}
+	w := keyed(names...)
+	w.Now = w.Now.Add(65 * time.Minute)
+	for _, name := range names[1:] {
+		w.Nodes[name].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
+	}
+	told := strings.Join(w.until(t, names[0], network.GivenUp, names[1:]...), "\n")
+	if !strings.Contains(told, "nodes that are away, which are 65 and may be 64") {
+		t.Errorf("told %q", told)
+	}
+}
+
+// What follows is the same in whatever state the object says that it is: another controller may be an earlier one.
+func TestWhatBecomesOfAChangeFollowsFromWhatTheNodeHas(t *testing.T) {
+	for _, state := range []string{network.Preparing, network.Switching, network.Finishing} {
+		for _, tc := range []struct{ key, next, wanted, message string }{
+			{"from", "", network.Preparing, ""},
+			{"from", "to", network.Switching, ""},
+			{"from", "another", network.Switching, ""},
+			{"to", "", network.Rotated, ""},
+			{"other", "", network.Rotated, "somebody else has changed it"},
+			{"", "", network.GivenUp, "no key any more"},
+		} {
+			w := keyed("node-1")
+			one := w.of("node-1")
+			one.Status.Runtime.Key, one.Status.Runtime.NextKey = tc.key, tc.next
+			one.Spec.KeyRotation = &network.KeyRotation{State: state, Began: w.second(), Since: w.second(), From: "from", To: "to"}
+			w.next()
+			if r := one.Spec.KeyRotation; r.State != tc.wanted || !strings.Contains(r.Message, tc.message) || r.State == network.Switching && r.To != tc.next {
+				t.Errorf("%s with %q, %q: %+v", state, tc.key, tc.next, r)
+			}
+		}
+	}
+}
+
+func TestTheAPIServerKeepsWhatBecomesOfAKeyAndAnotherReplicaGoesOn(t *testing.T) {
+	s := newSite(t, "node-1", "node-2")
+	since := metav1.NewTime(time.Now().Truncate(time.Second))
+	for _, name := range []string{"node-1", "node-2"} {
+		s.says(name, func(status *network.TaktNodeStatus) { status.Runtime.KeySince = &since })
+	}
+	is := func(what string, holds func(*network.TaktNode) bool) {
+		t.Helper()
+		apitest.Until(t, what, func() bool { return holds(s.member("node-2")) })
+		s.start() // another replica
+	}
+	in := func(state string) func(*network.TaktNode) bool {
+		return func(n *network.TaktNode) bool { return n.Spec.KeyRotation != nil && n.Spec.KeyRotation.State == state }
+	}
+	if err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		now := s.member("node-2")
+		now.Annotations = map[string]string{network.RotateKey: "2026-01-31T12:00:00Z"}
+		_, err := s.client.Nodes.Update(ctx, now, metav1.UpdateOptions{})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	is("it begins", in(network.Preparing))
+	s.says("node-2", func(status *network.TaktNodeStatus) { status.Runtime.NextKey = "next" })
+	is("others are told", func(n *network.TaktNode) bool {
+		return n.Spec.Peer != nil && n.Spec.Peer.NextKey == "next" && n.Spec.KeyRotation.To == "next"
+	})
+	if !in(network.Preparing)(s.member("node-2")) {
+		t.Error("it is to take the key before the other one knows it")
+	}
+	s.says("node-1", func(status *network.TaktNodeStatus) { status.NextKeys = []string{"next"} })
+	is("it is to take the key", in(network.Switching))
+	s.says("node-2", func(status *network.TaktNodeStatus) { status.Runtime.Key, status.Runtime.NextKey = "next", "" })
+	is("the other one is to take the key of before out", in(network.Finishing))
+	s.says("node-1", func(status *network.TaktNodeStatus) { status.NextKeys = nil })
+	is("it has ended", in(network.Rotated))
+	if r := s.member("node-2").Spec.KeyRotation; r.From != "key-of-node-2" || r.To != "next" || r.Asked == nil {
+		t.Errorf("it is %+v", r)
+	}
+	for _, reason := range []string{reasonKeyStarted, reasonKeyRotated} {
+		apitest.Until(t, reason+" is told", func() bool { return s.events.have("node-2 Normal " + reason) })
+	}
+}
