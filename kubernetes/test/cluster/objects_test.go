@@ -22,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
@@ -428,6 +429,40 @@ func TestTwoNodesArePeersByKeysThatMayChange(t *testing.T) {
 	t.Logf("the nodes have channels again %v after the kill", time.Since(began).Round(100*time.Millisecond))
 	peers("node-1", "1/1")
 	peers("node-2", "1/1")
+}
+
+// Reliable messages flow meanwhile, of which none may be missing or come twice.
+func TestTwoNodesChangeTheirKeysWhileMessagesFlow(t *testing.T) {
+	of := taktObjects(t)
+	served(t, of)
+	create(t, on("node-1", linked("steady", publishing)))
+	says(t, "steady", "publishing")
+	// 1000 messages are 20 s of them.
+	create(t, on("node-2", linked("listener", strings.ReplaceAll(subscribed, "50", "1000"))))
+	says(t, "listener", "subscribed")
+	for _, name := range []string{"node-1", "node-2"} {
+		before, err := of.Nodes.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, network.RotateKey, time.Now().UTC().Format(time.RFC3339))
+		if _, err := of.Nodes.Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		until(t, name+" has another key", func() bool {
+			now, err := of.Nodes.Get(ctx, name, metav1.GetOptions{})
+			return err == nil && now.Status.Runtime.Key != before.Status.Runtime.Key && now.Spec.KeyRotation.State == network.Rotated &&
+				conditionIs(now.Status.Conditions, network.KeyCurrent, true, network.Rotated, "")
+		})
+		t.Logf("%s has another key after %v", name, time.Since(began).Round(100*time.Millisecond))
+	}
+	if line := says(t, "listener", "received"); line != "1000 received, 0 out of order, by user 65534" {
+		t.Error(line)
+	}
+	for _, name := range []string{"steady", "listener"} {
+		remove(t, name, "")
+	}
 }
 
 // runs are the schedules of a node's link as taktd has them: base times, entries.
