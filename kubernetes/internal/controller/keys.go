@@ -230,11 +230,14 @@ func (w *World) await(member *network.TaktNode, holds func(*network.TaktNode) bo
 
 // nodesText names nodes.
 func nodesText(nodes []string) string {
-	text := "node " + strings.Join(nodes[:min(len(nodes), mostAwaited)], ", ")
-	if more := len(nodes) - mostAwaited; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
+	named := strings.Join(nodes[:min(len(nodes), mostAwaited)], ", ")
+	switch more := len(nodes) - mostAwaited; {
+	case len(nodes) == 1:
+		return "node " + named
+	case more > 0:
+		return fmt.Sprintf("nodes %s and %d more", named, more)
 	}
-	return text
+	return "nodes " + named
 }
 
 // tellKey tells what has changed.

@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -42,6 +45,7 @@ type peers struct {
 
 type peerNode struct {
 	dir, namespace, address string
+	agent                   *Node
 	admin                   adminv1.AdminClient
 	// kill ends taktd as a crash does, leave ends the agent.
 	kill, leave func()
@@ -162,6 +166,7 @@ func (p *peers) join(name string) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
+	one.agent = agent
 	disconnect, err := agent.Join(p.client)
 	if err != nil {
 		p.t.Fatal(err)
@@ -319,6 +324,14 @@ func TestANodeChangesItsKeyWhileMessagesFlowAndNoneIsLost(t *testing.T) {
 		}
 		p.known(step.name, now.Key, step.other)
 		flow()
+		apitest.Until(t, step.name+" says so by its condition and its metrics", func() bool {
+			is := meta.FindStatusCondition(p.object(step.name).Status.Conditions, network.KeyCurrent)
+			page := httptest.NewRecorder()
+			p.nodes[step.name].agent.metrics.handler().ServeHTTP(page, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+			since := fmt.Sprintf("takt_node_key_since_timestamp_seconds %v", float64(now.KeySince.Unix()))
+			return is != nil && is.Status == metav1.ConditionTrue && is.Reason == network.Rotated &&
+				strings.Contains(page.Body.String(), since) && strings.Contains(page.Body.String(), "takt_node_key_rotation_given_up 0") && !strings.Contains(page.Body.String(), "rotation_started")
+		})
 	}
 	for _, f := range flows {
 		if lost := f.lost.Load(); lost > 0 {
@@ -364,6 +377,36 @@ func TestANodeThatWasAwayLearnsTheKeyThatAnotherOneHasTakenMeanwhile(t *testing.
 	// Nothing is left of it.
 	p.rotates("node-2", network.Rotated, func() {})
 	p.rotates("node-1", network.Rotated, func() {})
+}
+
+func TestANodesConditionSaysHowTheChangeOfItsKeyStands(t *testing.T) {
+	at := metav1.NewTime(time.Unix(1_800_000_000, 0))
+	self := bare(nodeName, true)
+	sayKey(self)
+	if len(self.Status.Conditions) > 0 {
+		t.Errorf("nothing was to be changed: %+v", self.Status.Conditions)
+	}
+	for _, tc := range []struct {
+		state, message, says string
+		holds                metav1.ConditionStatus
+	}{
+		{network.Preparing, "", "the key is being changed since 2027-01-15T08:00:00Z", metav1.ConditionFalse},
+		{network.Switching, "it waits for node b", "the key is being changed since 2027-01-15T08:00:00Z: it waits for node b", metav1.ConditionFalse},
+		{network.Rotated, "", "the key was changed at 2027-01-15T08:00:00Z", metav1.ConditionTrue},
+		{network.GivenUp, "it stays as it was", "it stays as it was", metav1.ConditionFalse},
+	} {
+		self.Spec.KeyRotation = &network.KeyRotation{State: tc.state, Began: at, Since: at, Message: tc.message}
+		sayKey(self)
+		is := meta.FindStatusCondition(self.Status.Conditions, network.KeyCurrent)
+		if is == nil || is.Status != tc.holds || is.Reason != tc.state || is.Message != tc.says {
+			t.Errorf("%s: %+v", tc.state, is)
+		}
+	}
+	self.Spec.KeyRotation = nil
+	sayKey(self)
+	if len(self.Status.Conditions) > 0 {
+		t.Errorf("it is of no change: %+v", self.Status.Conditions)
+	}
 }
 
 // A runtime outside of the cluster that knows a node by its key is not to be lost.

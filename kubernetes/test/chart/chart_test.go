@@ -607,6 +607,30 @@ func TestALeadIsOneThatTheControllerTakes(t *testing.T) {
 	}
 }
 
+// What the chart takes for the age of keys the controller takes, and no other; without one keys are not changed by themselves.
+func TestAnAgeOfKeysIsOneThatTheControllerTakes(t *testing.T) {
+	for age, flag := range map[string]string{
+		"": "0", "0": "0", "1h": "1h", "720h": "720h", "0h": "", "30m": "", "30d": "", "1h30m": "", "-1h": "", "720": "", "01h": "",
+	} {
+		values := both()
+		values["network"] = map[string]any{"enabled": true, "objects": true}
+		values["controller"] = map[string]any{"keyRotation": age}
+		all, err := render(t, values)
+		if (err == nil) != (flag != "") {
+			t.Errorf("age %q: %v", age, err)
+		}
+		if err != nil {
+			continue
+		}
+		if args := find[*appsv1.Deployment](t, all, "").Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "-key-rotation="+flag) {
+			t.Errorf("age %q gives the controller %q", age, args)
+		}
+		if parsed, err := time.ParseDuration(flag); err != nil || parsed != 0 && parsed < controller.MinKeyRotation {
+			t.Errorf("the controller does not take %q: %v", flag, err)
+		}
+	}
+}
+
 func TestTheDefaultsAreCleanOfLint(t *testing.T) {
 	result := lint.AllWithKubeVersion(chartDir, nil, "takt-system", nil)
 	for _, message := range result.Messages {
