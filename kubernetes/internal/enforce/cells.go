@@ -30,27 +30,36 @@ type Cells struct {
 
 // NewCells checks that a machine can be partitioned, and changes nothing.
 func NewCells(root string, cores []int) (*Cells, error) {
+	dir, err := cpusetsOf(root, PartitionName, cores)
+	if err != nil {
+		return nil, err
+	}
+	return &Cells{root: dir, cores: cores}, nil
+}
+
+// cpusetsOf is the hierarchy of cgroup v2 below root, if a backend can give these cores away by its cpusets.
+func cpusetsOf(root, backend string, cores []int) (string, error) {
 	dir, err := cgroupRoot(root, "")
 	if err != nil {
-		return nil, fmt.Errorf("backend %s: %w: use backend deadline", PartitionName, err)
+		return "", fmt.Errorf("backend %s: %w: use backend deadline", backend, err)
 	}
 	has, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil || !slices.Contains(strings.Fields(string(has)), "cpuset") {
-		return nil, fmt.Errorf("backend %s needs the cpuset controller of %s, which has %q: use backend deadline", PartitionName, dir, strings.TrimSpace(string(has)))
+		return "", fmt.Errorf("backend %s needs the cpuset controller of %s, which has %q: use backend deadline", backend, dir, strings.TrimSpace(string(has)))
 	}
 	all, err := topology.Read(root)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	var online []int
 	for _, cpu := range all {
 		online = append(online, cpu.ID)
 	}
 	if len(cores) == 0 || len(without(online, cores)) == 0 {
-		return nil, fmt.Errorf("backend %s cannot give cores %s of %s away: some must be offered, and some must be left for everything else",
-			PartitionName, topology.FormatCPUList(cores), topology.FormatCPUList(online))
+		return "", fmt.Errorf("backend %s cannot give cores %s of %s away: some must be offered, and some must be left for everything else",
+			backend, topology.FormatCPUList(cores), topology.FormatCPUList(online))
 	}
-	return &Cells{root: dir, cores: cores}, nil
+	return dir, nil
 }
 
 // Name implements Backend.

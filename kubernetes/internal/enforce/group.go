@@ -81,35 +81,45 @@ func (g *Group) Shared(cores int) int {
 
 // Accepts implements Backend.
 func (g *Group) Accepts(grants []Grant) error {
+	if err := acceptTogether(g.name, grants); err != nil {
+		return err
+	}
+	for _, grant := range grants {
+		if share := g.budgets.knob.share(grant); slices.Max(share) == 0 {
+			return fmt.Errorf("runtime %s every %s is nothing in the units of %s: ask for at least 1us and a millionth of the period",
+				grant.Parameters.Runtime, grant.Parameters.Period, g.name)
+		}
+	}
+	return nil
+}
+
+// acceptTogether is Accepts of backends that reserve for all real-time threads of a container together.
+func acceptTogether(backend string, grants []Grant) error {
 	if len(grants) > 1 {
 		return fmt.Errorf("a container with %d reservations is not available: the backend %s has one for all threads of a container; use one request",
-			len(grants), g.name)
+			len(grants), backend)
 	}
 	for _, grant := range grants {
 		p := grant.Parameters
 		if p.Policy == reservation.PolicyDeadline {
 			return fmt.Errorf("policy %q is not available: the backend %s of this node gives SCHED_FIFO or SCHED_RR inside a group; leave policy out, or select devices by attribute backend",
-				p.Policy, g.name)
+				p.Policy, backend)
 		}
 		if p.OverrunRule() != reservation.OverrunThrottle {
-			return fmt.Errorf("overrun %q is not available: the backend %s throttles groups; leave overrun out", p.Overrun, g.name)
+			return fmt.Errorf("overrun %q is not available: the backend %s throttles groups; leave overrun out", p.Overrun, backend)
 		}
 		if p.Deadline != nil && *p.Deadline != p.Period {
 			return fmt.Errorf("deadline %s is not available: the backend %s gives groups their runtime by the end of the period %s; leave deadline out, or shorten the period",
-				*p.Deadline, g.name, p.Period)
+				*p.Deadline, backend, p.Period)
 		}
 		if p.Changes == reservation.ChangesDeny {
-			return fmt.Errorf("changes %q is not available: inside a group of the backend %s a program sets its threads' priorities; leave changes out", p.Changes, g.name)
+			return fmt.Errorf("changes %q is not available: inside a group of the backend %s a program sets its threads' priorities; leave changes out", p.Changes, backend)
 		}
 		if p.Startup != nil {
-			return fmt.Errorf("startup %s is not available: the backend %s gives a group its budget before it begins; leave startup out", *p.Startup, g.name)
+			return fmt.Errorf("startup %s is not available: the backend %s gives a group its budget before it begins; leave startup out", *p.Startup, backend)
 		}
 		if least, most := p.RuntimeRange(); least != most {
-			return fmt.Errorf("a runtime from %s to %s is not available: the backend %s gives a group one budget; leave minRuntime and maxRuntime out", least, most, g.name)
-		}
-		if share := g.budgets.knob.share(grant); slices.Max(share) == 0 {
-			return fmt.Errorf("runtime %s every %s is nothing in the units of %s: ask for at least 1us and a millionth of the period",
-				p.Runtime, p.Period, g.name)
+			return fmt.Errorf("a runtime from %s to %s is not available: the backend %s gives a group one budget; leave minRuntime and maxRuntime out", least, most, backend)
 		}
 	}
 	return nil
@@ -145,16 +155,8 @@ func (g *Group) Enforce(c Container, grants []Grant) (Enforcement, error) {
 	if err := letPrioritise(c.Init); err != nil {
 		return nil, errors.Join(err, g.budgets.revoke(path))
 	}
-	all := newSeats(grants)
-	for _, s := range all {
-		s.rest = 0 // what threads pass on is a priority: the runtime is the group's
-		if s.grant.Parameters.Threads.Select == "" {
-			// The first thread hands its policy on to all that it creates.
-			s.grant.Parameters.Threads.Select, s.held = reservation.SelectFirst, s.held[:1]
-		}
-	}
 	return (&threads{
-		members: members, all: all, attr: groupAttr(grants), free: true,
+		members: members, all: togetherSeats(grants), attr: groupAttr(grants), free: true,
 		keep: func() (rewritten bool, err error) {
 			for _, grant := range grants { // at most one
 				rewritten, err = g.budgets.keep(path, grant)
@@ -163,6 +165,19 @@ func (g *Group) Enforce(c Container, grants []Grant) (Enforcement, error) {
 		},
 		release: func() error { return g.budgets.revoke(path) },
 	}).start(c.Runs)
+}
+
+// togetherSeats are the seats of threads that have their runtime together.
+func togetherSeats(grants []Grant) []*seats {
+	all := newSeats(grants)
+	for _, s := range all {
+		s.rest = 0 // what threads pass on is a priority: the runtime is the container's
+		if s.grant.Parameters.Threads.Select == "" {
+			// The first thread hands its policy on to all that it creates.
+			s.grant.Parameters.Threads.Select, s.held = reservation.SelectFirst, s.held[:1]
+		}
+	}
+	return all
 }
 
 // Broken implements Backend.

@@ -14,7 +14,7 @@ import (
 )
 
 // Names are all backends.
-var Names = []string{DeadlineName, PartitionName, RTGroupName, HCBSName}
+var Names = []string{DeadlineName, PartitionName, WholeName, RTGroupName, HCBSName}
 
 // New probes the machine for a backend and returns it. cores are those that the node offers; what a backend
 // has to remember beyond its process it writes into the directory run.
@@ -28,6 +28,8 @@ func New(name string, cores []int, run string) (Backend, error) {
 			return NewCells("/", cores)
 		}
 		return NewPartition("/", cores, filepath.Join(run, "partition.json"))
+	case WholeName:
+		return NewWhole("/", cores)
 	case HCBSName:
 		return NewHCBS("/")
 	case DeadlineName:
@@ -39,7 +41,7 @@ func New(name string, cores []int, run string) (Backend, error) {
 }
 
 // Auto is the best backend that the machine has, isolates and leaves the machine as it is: not rt-group, which
-// only caps, nor deadline-partition.
+// only caps, nor those that take cores away from everybody.
 func Auto() (Backend, error) {
 	hcbs, hcbsErr := NewHCBS("/")
 	if hcbsErr == nil {

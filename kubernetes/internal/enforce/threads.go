@@ -358,7 +358,7 @@ func (t *threads) sit(m move) error {
 		if t.unplace != nil {
 			err = errors.Join(err, t.unplace(m.thread))
 		}
-		return ended(m.thread, explain(m, err))
+		return ended(m.thread, explain(m, t.attr(m.seats.grant).Policy, err))
 	}
 	if !m.thread.Alive() {
 		// The number now belongs to another thread, which must not keep what it was not meant to get.
@@ -399,12 +399,14 @@ func ended(thread sched.Thread, err error) error {
 }
 
 // explain says what the kernel's refusal means and what helps.
-func explain(m move, err error) error {
+func explain(m move, policy uint32, err error) error {
 	parameters := m.seats.grant.Parameters
 	reason := "see dmesg of the node"
 	switch {
 	case errors.Is(err, syscall.EBUSY):
 		reason = "its admission test has no room: threads outside of all claims have SCHED_DEADLINE, or the bound in the node's configuration is above the kernel's; end the former or lower the latter"
+	case errors.Is(err, syscall.EPERM) && policy != sched.Deadline:
+		reason = "the kernel has real-time groups (CONFIG_RT_GROUP_SCHED), which give this container none of their time, or this agent lacks CAP_SYS_NICE; boot the node with rt_group_sched=0 in the first case, where its kernel knows that"
 	case errors.Is(err, syscall.EPERM):
 		reason = "the container may not run on all CPUs (a cpuset, as the static CPU manager or exclusive CPUs set it), or this agent lacks CAP_SYS_NICE; free the container, or use the backend deadline-partition"
 	case errors.Is(err, syscall.EINVAL):

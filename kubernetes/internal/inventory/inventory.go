@@ -50,6 +50,8 @@ type Offer struct {
 	// Roams says that a reservation's threads run on any core of the root domain, so that a device is a share
 	// of all of them and where its CPU lies means nothing.
 	Roams bool
+	// Whole says that a core is given to one reservation, all of it.
+	Whole bool
 	// Consumed are the parts per million that claims already hold, by CPU.
 	Consumed map[int]int64
 	Order    Order
@@ -161,7 +163,12 @@ func device(cpu topology.CPU, capacity int64, offer Offer) resourceapi.Device {
 	shared := true
 	bound := resource.NewQuantity(capacity, resource.DecimalSI)
 	most := resource.NewQuantity(min(capacity, offer.Most), resource.DecimalSI)
-	one := resource.NewQuantity(1, resource.DecimalSI)
+	// A claim that requests less than the least gets that.
+	least := resource.NewQuantity(1, resource.DecimalSI)
+	step := least
+	if offer.Whole {
+		least, step = most, nil // the API has no step where there is no room for one
+	}
 	return resourceapi.Device{
 		Name:                     DeviceName(cpu.ID),
 		Attributes:               attributes,
@@ -173,8 +180,8 @@ func device(cpu topology.CPU, capacity int64, offer Offer) resourceapi.Device {
 				// A claim that requests nothing gets the least there is, and is then refused by the
 				// node; without a default it would take the whole core.
 				RequestPolicy: &resourceapi.CapacityRequestPolicy{
-					Default:    one,
-					ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: one, Max: most, Step: one},
+					Default:    least,
+					ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: least, Max: most, Step: step},
 				},
 			},
 		},

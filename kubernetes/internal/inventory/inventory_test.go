@@ -11,12 +11,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"pgregory.net/rapid"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/admission"
+	"github.com/takt-dev/takt/kubernetes/internal/apitest"
 	"github.com/takt-dev/takt/kubernetes/internal/topology"
 )
 
@@ -301,6 +303,61 @@ func TestAClaimWithoutACapacityTakesNoWholeCore(t *testing.T) {
 	}
 	if got, _ := s.allocate(t, 1, share(900_001)); got != nil {
 		t.Fatalf("more than the bound went to %v", got)
+	}
+}
+
+func TestAWholeCoreGoesToOneClaimWhateverItAsksFor(t *testing.T) {
+	s := newScheduler(3, BestFit)
+	s.offer.Whole, s.offer.Bound, s.offer.Most = true, reservation.WholeCore, reservation.WholeCore
+	s.offer.Capacities = []int64{reservation.WholeCore, reservation.WholeCore, reservation.WholeCore}
+	two, id := s.allocate(t, 2, share(reservation.WholeCore))
+	if len(two) != 2 || two[0] == two[1] {
+		t.Fatalf("two cores are %v", two)
+	}
+	if got, _ := s.allocate(t, 2, share(reservation.WholeCore)); got != nil {
+		t.Fatalf("two more of three are %v", got)
+	}
+	// One that asks for less, or does not say, has all of a core: nobody else comes beside it.
+	for _, less := range []*int64{share(1), nil} {
+		got, less := s.allocate(t, 1, less)
+		if len(got) != 1 || s.consumed[got[0]] != reservation.WholeCore {
+			t.Fatalf("got %v, consumed %v", got, s.consumed)
+		}
+		if another, _ := s.allocate(t, 1, share(1)); another != nil {
+			t.Fatalf("%v has two claims", another)
+		}
+		s.release(less)
+	}
+	s.release(id)
+	if got, _ := s.allocate(t, 3, share(reservation.WholeCore)); len(got) != 3 {
+		t.Fatalf("all three are %v", got)
+	}
+}
+
+func TestTheAPIServerTakesWhatIsPublished(t *testing.T) {
+	client, err := kubernetes.NewForConfig(apitest.Start(t, "../../../deploy/helm/takt-node/crds"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts, whole := newScheduler(2, BestFit), newScheduler(2, BestFit)
+	parts.offer.Troubled, parts.offer.Drifting = map[int]string{0: "offline"}, DriftLost
+	whole.offer.Whole, whole.offer.Most, whole.offer.Backend = true, reservation.WholeCore, "whole-core"
+	whole.offer.Capacities = []int64{reservation.WholeCore, reservation.WholeCore}
+	for name, s := range map[string]*scheduler{"parts": parts, "whole": whole} {
+		for _, slice := range s.published() {
+			wanted := slice.Spec.Devices
+			slice.Name, slice.Spec.Pool.Name = name, name
+			got, err := client.ResourceV1().ResourceSlices().Create(context.Background(), slice, metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			for i, device := range got.Spec.Devices {
+				if policy := device.Capacity[reservation.Bandwidth].RequestPolicy; policy == nil || policy.ValidRange == nil ||
+					policy.ValidRange.Max.Cmp(*wanted[i].Capacity[reservation.Bandwidth].RequestPolicy.ValidRange.Max) != 0 {
+					t.Errorf("%s: it has %+v", name, device)
+				}
+			}
+		}
 	}
 }
 

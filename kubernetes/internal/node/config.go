@@ -40,7 +40,7 @@ type Config struct {
 	MaxDensity int64 `json:"maxDensity,omitempty"`
 	// Order is best-fit or worst-fit.
 	Order inventory.Order `json:"order,omitempty"`
-	// Backend is auto, deadline, deadline-partition, rt-group or hcbs.
+	// Backend is auto, deadline, deadline-partition, whole-core, rt-group or hcbs.
 	Backend string `json:"backend,omitempty"`
 	// PodRequests says what happens to pods that request less CPU than they reserve: warn or refuse.
 	PodRequests PodRequests `json:"podRequests,omitempty"`
@@ -162,9 +162,12 @@ func (c *Config) Offer(root string, backend enforce.Backend) (inventory.Offer, e
 	if err != nil {
 		return inventory.Offer{}, err
 	}
-	bound, err := sched.Bound(root)
+	bound, err := kernelBound(root, backend)
 	if err != nil {
 		return inventory.Offer{}, err
+	}
+	if c.Bound > 0 && backend.Name() == enforce.WholeName {
+		return inventory.Offer{}, fmt.Errorf("bound %d has no effect: backend %s gives whole cores; leave it out", c.Bound, backend.Name())
 	}
 	if c.Bound > bound {
 		return inventory.Offer{}, fmt.Errorf("bound %d is above the kernel's %d: lower it, or raise kernel.sched_rt_runtime_us", c.Bound, bound)
@@ -175,7 +178,7 @@ func (c *Config) Offer(root string, backend enforce.Backend) (inventory.Offer, e
 	if bound /= int64(backend.Shared(len(offered))); bound == 0 {
 		return inventory.Offer{}, fmt.Errorf("backend %s shares one core's bandwidth among %d cores, which leaves none: offer fewer cores", backend.Name(), len(offered))
 	}
-	offer := inventory.Offer{CPUs: offered, Bound: bound, Most: bound, Order: c.Order, Backend: backend.Name(), Roams: backend.Roams()}
+	offer := inventory.Offer{CPUs: offered, Bound: bound, Most: bound, Order: c.Order, Backend: backend.Name(), Roams: backend.Roams(), Whole: backend.Name() == enforce.WholeName}
 	domain, err := topology.RootDomain(root)
 	if err != nil {
 		return inventory.Offer{}, err
@@ -196,6 +199,14 @@ func (c *Config) Offer(root string, backend enforce.Backend) (inventory.Offer, e
 		offer.Capacities = slices.Repeat([]int64{bound}, len(offered))
 	}
 	return offer, nil
+}
+
+// kernelBound is how many parts per million of each core a backend has to give: where it gives cores away, all.
+func kernelBound(root string, backend enforce.Backend) (int64, error) {
+	if backend.Name() == enforce.WholeName {
+		return reservation.WholeCore, nil
+	}
+	return sched.Bound(root)
 }
 
 // offered are the CPUs that cores names.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -144,6 +145,22 @@ func TestCoresThatTheKernelKeepsApartAreNotOffered(t *testing.T) {
 	}
 	if _, err := config.Offer(root, &enforce.Partition{}); err != nil {
 		t.Errorf("a backend with a root domain per core: %v", err)
+	}
+}
+
+func TestWholeCoresAreOfferedWhole(t *testing.T) {
+	root := machine(t, "0-3", "")
+	config, err := load(t, "cores: \"2-3\"\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	offer, err := config.Offer(root, &enforce.Whole{})
+	if err != nil || !offer.Whole || offer.Most != 1_000_000 || !slices.Equal(offer.Capacities, []int64{1_000_000, 1_000_000}) {
+		t.Errorf("offer %+v, %v", offer, err)
+	}
+	config.Bound = 900_000
+	if _, err := config.Offer(root, &enforce.Whole{}); err == nil || !strings.Contains(err.Error(), "bound 900000 has no effect") {
+		t.Errorf("a part of them: %v", err)
 	}
 }
 

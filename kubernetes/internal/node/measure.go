@@ -13,7 +13,6 @@ import (
 	"github.com/takt-dev/takt/kubernetes/internal/admission"
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/inventory"
-	"github.com/takt-dev/takt/kubernetes/internal/sched"
 	"github.com/takt-dev/takt/kubernetes/internal/topology"
 )
 
@@ -32,7 +31,7 @@ type measured struct {
 // measure looks at the machine. What cannot be read is an error, and then nothing may be given.
 func (n *Node) measure(root string) (measured, error) {
 	m := measured{broken: map[int]string{}}
-	bound, err := sched.Bound(root)
+	bound, err := kernelBound(root, n.backend)
 	if err != nil {
 		return m, err
 	}

@@ -156,6 +156,16 @@ func Bound(root string) (int64, error) {
 	return bound, nil
 }
 
+// Throttles says whether the kernel below root leaves real-time threads less than all of a core (sched_rt_runtime_us).
+func Throttles(root string) (bool, error) {
+	runtime, err := readInt(filepath.Join(root, "proc/sys/kernel/sched_rt_runtime_us"))
+	if err != nil {
+		return false, err
+	}
+	period, err := readInt(filepath.Join(root, "proc/sys/kernel/sched_rt_period_us"))
+	return runtime >= 0 && runtime < period, err
+}
+
 // shareOf is the greatest share that one of the kernel's servers has of a core; false if debugfs does not say.
 func shareOf(root, server string) (share int64, readable bool) {
 	dir := filepath.Join(root, "sys/kernel/debug/sched", server)

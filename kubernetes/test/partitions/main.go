@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,6 +25,11 @@ func main() {
 		time.Sleep(time.Hour)
 		return
 	}
+	if len(os.Args) > 3 && os.Args[1] == "spin" {
+		cpu, _ := strconv.Atoi(os.Args[3])
+		spinHere(os.Args[2], cpu)
+		return
+	}
 	if os.Getpid() == 1 {
 		for _, mount := range [][2]string{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"cgroup2", root}} {
 			os.MkdirAll(mount[1], 0o755)
@@ -34,12 +40,18 @@ func main() {
 		unix.Mount("none", "/sys/kernel/debug", "debugfs", 0, "")
 		defer unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	}
-	if line, _ := os.ReadFile("/proc/cmdline"); strings.Contains(string(line), "takt.test") {
+	line, _ := os.ReadFile("/proc/cmdline")
+	if strings.Contains(string(line), "takt.test") {
 		test()
 		return
 	}
 	version, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	fmt.Printf("experiment: Linux %s, CPUs %s\n", strings.TrimSpace(string(version)), read("cpuset.cpus.effective"))
+	if strings.Contains(string(line), "takt.whole") {
+		whole()
+		fmt.Println("experiment: done")
+		return
+	}
 	say("cpuset, memory and cpu for the children of the root", write("cgroup.subtree_control", "+cpuset +memory +cpu"))
 
 	// 1. A partition of one core, with two containers below it.
@@ -128,6 +140,9 @@ func group(cgroup string) {
 }
 
 func write(file, text string) error {
+	if text == "" {
+		text = "\n" // of nothing nothing is written
+	}
 	return os.WriteFile(filepath.Join(root, file), []byte(text), 0)
 }
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Boots a distribution's kernel with cgroup v2 and four CPUs under emulation, and tries out cpuset partitions; or, as
-# run.sh test, with three, and runs the tests of the backend deadline-partition there.
+# run.sh test, with three, and runs the tests of the backends that rest on them there; or, as run.sh whole, what a container with cores of its own gets.
 # Needs qemu-system-x86, cpio and dpkg-deb; KERNEL=linux-image-... takes another package, SUITE=sid Debian's newest.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -23,8 +23,9 @@ mkdir -p "$work/root/proc" "$work/root/sys" "$work/root/dev" "$work/root/tmp"
 (cd "$here/../.." && CGO_ENABLED=0 go test -c -trimpath -o "$work/root/enforce.test" ./internal/enforce)
 (cd "$work/root" && find . | cpio -o -H newc --quiet | gzip -1) >"$work/initrd.gz"
 mode=${1:+takt.$1}
-cpus=${1:+3}
-timeout 1200 qemu-system-x86_64 -accel tcg -smp "${cpus:-4}" -m 768 -kernel "$(find "$work/unpacked" -type f -name 'vmlinuz*')" -initrd "$work/initrd.gz" \
+cpus=4
+[ "$mode" != takt.test ] || cpus=3
+timeout 1200 qemu-system-x86_64 -accel tcg -smp "$cpus" -m 768 -kernel "$(find "$work/unpacked" -type f -name 'vmlinuz*')" -initrd "$work/initrd.gz" \
 	-append "console=ttyS0 quiet panic=-1 $mode" -display none -monitor none -net none -no-reboot -serial stdio |
-	tr -d '\r' | tee "$work/said" | if [ "$mode" ]; then cat; else grep '^experiment:'; fi
+	tr -d '\r' | tee "$work/said" | if [ "$mode" = takt.test ]; then cat; else grep '^experiment:'; fi
 [ "$mode" != takt.test ] || grep -q '^test: <nil>' "$work/said"
