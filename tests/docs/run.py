@@ -478,11 +478,12 @@ def tests():
     bad, count = [], 0
     for page in sorted((TOP / "docs").rglob("*.md")):
         for number, line in enumerate(page.read_text().split("\n"), 1):
-            named = re.findall(r"`(\w+)` \(`([\w/.-]+\.rs)`\)", line)
+            named = re.findall(r"`(\w+)` \(`([\w/.-]+\.(?:rs|go))`\)", line)
             count += len(named)
             for name, path in named:
                 file = TOP / path
-                if not file.exists() or not re.search(rf"#\[test\]\s+(#\[[^\n]*\s+)*fn {name}\(", file.read_text()):
+                test = rf"^func {name}\(t " if path.endswith(".go") else rf"#\[test\]\s+(#\[[^\n]*\s+)*fn {name}\("
+                if not file.exists() or not re.search(test, file.read_text(), re.M):
                     bad.append(f"{page.relative_to(TOP)}:{number}: {path} has no test {name}")
             if re.match(r"\| R\d+: ", line) and not named:
                 bad.append(f"{page.relative_to(TOP)}:{number}: no test is named")

@@ -93,6 +93,24 @@ func (s *scheduler) published() []*resourceapi.ResourceSlice {
 
 // allocate is a claim for m cores with so much bandwidth on each, nil for none stated.
 func (s *scheduler) allocate(t fataler, m int64, bandwidth *int64) (cpus []int, id int) {
+	return s.allocateAll(t, resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request("cpu", m, bandwidth)}})
+}
+
+// request is one for m cores with so much bandwidth on each, nil for none stated.
+func request(name string, m int64, bandwidth *int64) resourceapi.DeviceRequest {
+	exactly := &resourceapi.ExactDeviceRequest{
+		DeviceClassName: reservation.Driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: m,
+	}
+	if bandwidth != nil {
+		exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
+			reservation.Bandwidth: *resource.NewQuantity(*bandwidth, resource.DecimalSI),
+		}}
+	}
+	return resourceapi.DeviceRequest{Name: name, Exactly: exactly}
+}
+
+// allocateAll is a claim of several requests.
+func (s *scheduler) allocateAll(t fataler, devices resourceapi.DeviceClaim) (cpus []int, id int) {
 	state := structured.AllocatedState{
 		AllocatedDevices:         sets.New[structured.DeviceID](),
 		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
@@ -110,21 +128,11 @@ func (s *scheduler) allocate(t fataler, m int64, bandwidth *int64) (cpus []int, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	request := &resourceapi.ExactDeviceRequest{
-		DeviceClassName: reservation.Driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: m,
-	}
-	if bandwidth != nil {
-		request.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
-			reservation.Bandwidth: *resource.NewQuantity(*bandwidth, resource.DecimalSI),
-		}}
-	}
 	id = s.next
 	s.next++
 	claim := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("claim-", id), Namespace: "default", UID: types.UID(fmt.Sprint(id))},
-		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{{Name: "cpu", Exactly: request}},
-		}},
+		Spec:       resourceapi.ResourceClaimSpec{Devices: devices},
 	}
 	named := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{"kubernetes.io/hostname": node}}}
 	results, err := allocator.Allocate(context.Background(), named, []*resourceapi.ResourceClaim{claim})
@@ -358,6 +366,23 @@ func TestTheAPIServerTakesWhatIsPublished(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+func TestRequestsOfOneClaimShareACoreUnlessItSaysOtherwise(t *testing.T) {
+	both := []resourceapi.DeviceRequest{request("control", 1, share(300_000)), request("camera", 1, share(300_000))}
+	s := newScheduler(2, BestFit)
+	if cpus, _ := s.allocateAll(t, resourceapi.DeviceClaim{Requests: both}); len(cpus) != 2 || cpus[0] != cpus[1] {
+		t.Errorf("they have cores %v", cpus)
+	}
+	cpu := resourceapi.FullyQualifiedName(reservation.Driver + "/cpu")
+	apart := resourceapi.DeviceClaim{Requests: both, Constraints: []resourceapi.DeviceConstraint{{DistinctAttribute: &cpu}}}
+	if cpus, _ := s.allocateAll(t, apart); len(cpus) != 2 || cpus[0] == cpus[1] {
+		t.Errorf("apart they have cores %v", cpus)
+	}
+	// On one core they cannot be apart: the pod waits.
+	if cpus, _ := newScheduler(1, BestFit).allocateAll(t, apart); cpus != nil {
+		t.Errorf("on one core they have %v", cpus)
 	}
 }
 

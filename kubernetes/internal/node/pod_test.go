@@ -81,6 +81,25 @@ func TestAPodThatReservesMoreCPUThanItRequestsIsRefused(t *testing.T) {
 	s.empty()
 }
 
+// More is nobody's loss; none at all is given away a second time.
+func TestAPodMayRequestMoreCPUThanItReservesAndNotNone(t *testing.T) {
+	s := newSite(t)
+	s.podOf("claim", "2", nil)
+	claim := s.claim("claim", plain, nil)
+	if response := s.prepare(claim); response.Error != "" {
+		t.Error(response.Error)
+	}
+	s.unprepare(claim)
+	if err := s.client.CoreV1().Pods("default").Delete(context.Background(), "pod", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.podOf("claim", "0", func(pod *corev1.Pod) { pod.Spec.Containers[0].Resources.Requests = nil })
+	if response := s.prepare(claim); !strings.HasPrefix(response.Error, codeUnrequested) || !strings.Contains(response.Error, "reserves 100m") {
+		t.Errorf("answer is %v", response)
+	}
+	s.empty()
+}
+
 // The kubelet does not ask again when a prepared claim passes to another pod.
 func TestAPodToWhichAClaimPassesIsCheckedAsWell(t *testing.T) {
 	s := newSite(t)
