@@ -79,12 +79,22 @@ func (w *World) planKeys(p *Plan, specs map[string]*network.TaktNodeSpec) {
 		return
 	}
 	next := slices.MinFunc(due, func(a, b *network.TaktNode) int {
-		first := func(member *network.TaktNode) int { return min(len(w.asks(member)), 1) }
-		return cmp.Or(first(b)-first(a), a.Status.Runtime.KeySince.Compare(b.Status.Runtime.KeySince.Time), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(w.turn(a)-w.turn(b), a.Status.Runtime.KeySince.Compare(b.Status.Runtime.KeySince.Time), cmp.Compare(a.Name, b.Name))
 	})
 	why, spec := w.due(next, specs[next.Name]), specs[next.Name]
 	spec.KeyRotation = &network.KeyRotation{State: network.Preparing, Began: w.second(), Since: w.second(), Asked: asked(next), From: next.Status.Runtime.Key}
 	p.Events = append(p.Events, Event{About: next, Reason: reasonKeyStarted, Message: "the node's key is being changed: " + why})
+}
+
+// turn is 0 of a node that is asked for, 2 of one whose last change was given up: those that fail for ever take no other's turn.
+func (w *World) turn(member *network.TaktNode) int {
+	switch had := member.Spec.KeyRotation; {
+	case w.asks(member) != "":
+		return 0
+	case had != nil && had.State == network.GivenUp:
+		return 2
+	}
+	return 1
 }
 
 func latest(a, b time.Time) time.Time {
@@ -129,7 +139,12 @@ func (w *World) due(member *network.TaktNode, spec *network.TaktNodeSpec) string
 	if w.KeyRotation <= 0 || w.Now.Sub(runtime.KeySince.Time) < w.KeyRotation {
 		return ""
 	}
-	if had != nil && had.State == network.GivenUp && w.Now.Sub(had.Since.Time) < keyRetry {
+	// Whatever a node says of its key's age, it has its turn as often as the others.
+	pause := w.KeyRotation
+	if had != nil && had.State == network.GivenUp {
+		pause = min(pause, keyRetry)
+	}
+	if had != nil && w.Now.Sub(had.Since.Time) < pause {
 		return ""
 	}
 	return fmt.Sprintf("it has been the same since %s, and keys become %v old", runtime.KeySince.UTC().Format(time.RFC3339), w.KeyRotation)

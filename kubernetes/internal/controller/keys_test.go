@@ -171,6 +171,39 @@ func TestAChangeThatIsGivenUpNamesForWhomItWaitedAndHoldsUpNoOther(t *testing.T)
 	w.until(t, "node-1", network.Rotated)
 }
 
+// One that claims that its key is old, and some that cannot make another one.
+func TestNoNodeTakesTheTurnOfOthers(t *testing.T) {
+	w := keyed("liar", "node-1", "node-2", "node-3", "node-4", "node-5", "node-6", "node-7", "node-8")
+	for at, member := range w.Members[1:] {
+		since := metav1.NewTime(w.Now.Add(time.Duration(at)*time.Minute - 25*time.Hour))
+		member.Status.Runtime.KeySince = &since
+	}
+	old := metav1.NewTime(time.Unix(0, 0))
+	rotations := 0
+	for end := w.Now.Add(3 * time.Hour); w.Now.Before(end); w.Now = w.Now.Add(5 * time.Second) {
+		w.of("liar").Status.Runtime.KeySince = &old
+		for _, event := range w.next().Events {
+			if event.Reason == reasonKeyStarted && event.About.(metav1.Object).GetName() == "liar" {
+				rotations++
+			}
+		}
+		w.agents()
+		// Their key files cannot be written.
+		for _, member := range w.Members[1:8] {
+			member.Status.Runtime.NextKey, member.Status.KeyProblem = "", "cannot write"
+		}
+	}
+	if rotations != 1 {
+		t.Errorf("the liar had %d turns", rotations)
+	}
+	if last := w.of("node-8").Spec.KeyRotation; last == nil || last.State != network.Rotated {
+		t.Errorf("the last one, which can, has had no turn: %+v", last)
+	}
+	if first := w.of("node-1").Spec.KeyRotation; first == nil || !first.GoesOn() && first.State != network.GivenUp || w.of("node-1").Status.Runtime.Key != "key-of-node-1" {
+		t.Errorf("node-1: %+v", first)
+	}
+}
+
 // It hears of the key when it is back.
 func TestANodeThatIsAwayIsNotWaitedForAndSaidToTheNodeThatTakesItsKey(t *testing.T) {
 	for what, away := range map[string]func(*World){
