@@ -155,7 +155,8 @@ func (w *Whole) take(path string, cores []int) (made bool, err error) {
 	return true, err
 }
 
-// holds says whether a cgroup is a partition of the cores, and of no others.
+// holds says whether a cgroup is a partition of the cores, and of no others. One that is offline comes back to it; the node
+// tells of that, and nobody is ended for it.
 func (w *Whole) holds(leaf string, cores []int) (bool, error) {
 	state, err := os.ReadFile(filepath.Join(leaf, partitionFile))
 	if err != nil || strings.TrimSpace(string(state)) != "root" {
@@ -165,8 +166,12 @@ func (w *Whole) holds(leaf string, cores []int) (bool, error) {
 	if err != nil {
 		return false, nil
 	}
-	has, err := topology.ParseCPUList(string(text))
-	return slices.Equal(has, cores), err
+	runs, err := topology.ParseCPUList(string(text))
+	if err != nil {
+		return false, err
+	}
+	has, err := exclusive(leaf)
+	return slices.Equal(has, cores) && len(without(runs, cores)) == 0, err
 }
 
 // above are the cgroups that a cgroup is in, the outermost first, without the root.

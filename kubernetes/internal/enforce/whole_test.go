@@ -195,6 +195,19 @@ func TestAContainerWithWholeCoresIsAloneOnThemWithFixedPrioritiesInside(t *testi
 	if got := allowed(t, b.cmd.Process.Pid); !slices.Equal(got, []int{0}) {
 		t.Errorf("after that somebody else may run on %v", got)
 	}
+	// A core that goes offline is told by the node; the container goes on where it can.
+	const second = "/sys/devices/system/cpu/cpu2/online"
+	if err := os.WriteFile(second, []byte("0"), 0); err == nil {
+		if state := refresh(t, again)[0]; state.Rewritten != 1 || !slices.Equal(allowed(t, first), []int{1}) {
+			t.Errorf("with a core offline it may run on %v: %+v", allowed(t, first), state)
+		}
+		if err := os.WriteFile(second, []byte("1"), 0); err != nil {
+			t.Fatal(err)
+		}
+		if state := refresh(t, again)[0]; state.Rewritten != 1 || !slices.Equal(allowed(t, first), []int{1, 2}) {
+			t.Errorf("online again it may run on %v: %+v", allowed(t, first), state)
+		}
+	}
 	// A core is one container's.
 	if _, err := backend.Enforce(b.container(), []Grant{whole("b", 2)}); !errors.Is(err, ErrRefused) {
 		t.Errorf("the same core for another container: %v", err)

@@ -74,7 +74,7 @@ var (
 	claimRestored  = prometheus.NewDesc("takt_reservation_restored_total", "Reservations that were changed from inside the container and restored.", ofClaim, nil)
 	claimNarrowed  = prometheus.NewDesc("takt_reservation_narrowed_threads", "Threads with a reservation that a cpuset keeps off CPUs which it counts on.", ofClaim, nil)
 	claimUnpinned  = prometheus.NewDesc("takt_reservation_unpinned_total", "Threads that had pinned themselves and were unpinned to have a reservation.", ofClaim, nil)
-	claimRewritten = prometheus.NewDesc("takt_reservation_budget_restored_total", "How often something else on the node had written the budget of the container's cgroup, and it was put back; of backends rt-group and hcbs.", ofClaim, nil)
+	claimRewritten = prometheus.NewDesc("takt_reservation_budget_restored_total", "How often something else on the node had written the budget of the container's cgroup, and it was put back; of backends rt-group, hcbs and whole-core, whose budget are its cores.", ofClaim, nil)
 	claimRevived   = prometheus.NewDesc("takt_reservation_revived_total", "Threads that the kernel had stopped running and that got their reservation anew.", ofClaim, nil)
 )
 
