@@ -113,20 +113,6 @@ pub fn tardiness(cores: u32, servers: &[Server]) -> Option<Nanos> {
     ))
 }
 
-/// Whether `servers` find a place on `cores` cores set apart, each with a bound of its own: first fit,
-/// the widest first. Exact on each core; a packing that this order misses may exist.
-pub fn fits_partitioned(cores: u32, bound: Bandwidth, servers: &[Server]) -> bool {
-    let mut densities: Vec<u64> = servers.iter().map(|s| s.density().ppm()).collect();
-    densities.sort_unstable_by(|a, b| b.cmp(a));
-    let mut left = vec![bound.ppm(); cores as usize];
-    densities.into_iter().all(|density| {
-        left.iter_mut()
-            .find(|room| **room >= density)
-            .map(|room| *room -= density)
-            .is_some()
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,8 +163,6 @@ mod tests {
         assert_eq!(tardiness(2, &servers), Some(Nanos::from_micros(11_250)));
         assert!(is_schedulable(3, &servers));
         assert_eq!(tardiness(3, &servers), Some(Nanos::ZERO));
-        assert!(fits_partitioned(2, Bandwidth::from_ppm(900_000), &servers));
-        assert!(!fits_partitioned(1, Bandwidth::from_ppm(900_000), &servers));
     }
 
     #[test]

@@ -40,6 +40,7 @@ pub mod input;
 pub mod measure;
 mod model;
 mod nanos;
+pub mod packing;
 mod per_task;
 mod plan;
 pub mod render;

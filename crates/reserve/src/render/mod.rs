@@ -6,5 +6,5 @@ mod table;
 mod terminal;
 
 pub use svg::{supply_and_demand, supply_and_demand_of};
-pub use table::{estimate_table, per_task_table, plan_table, verdict_table};
+pub use table::{estimate_table, packing_table, per_task_table, plan_table, verdict_table};
 pub use terminal::{ChartStyle, chart, chart_of};

@@ -4,8 +4,10 @@ use std::fmt::Write;
 
 use crate::check::{Outcome, Verdict};
 use crate::measure::{Activation, Estimate};
+use crate::packing::Packing;
 use crate::per_task::PerTaskPlan;
 use crate::plan::Plan;
+use crate::reservation::Bandwidth;
 
 /// Rows under a header, the first column aligned to the left and all others to the right.
 struct Table {
@@ -173,6 +175,21 @@ pub fn per_task_table(plan: &PerTaskPlan) -> String {
     )
 }
 
+/// Which of the requests, by their names, are on which core.
+pub fn packing_table(packing: &Packing, names: &[String]) -> String {
+    let mut table = Table::new(&["core  reservations", "used", "left"]);
+    for (number, core) in packing.cores.iter().enumerate() {
+        let on: Vec<&str> = core.requests.iter().map(|&r| names[r].as_str()).collect();
+        table.row([
+            format!("{number:<4}  {}", on.join(", ")),
+            Bandwidth::from_ppm(core.used).to_string(),
+            // Rounded down: so much there is.
+            Bandwidth::from_ppm(core.left / 1_000 * 1_000).to_string(),
+        ]);
+    }
+    table.render()
+}
+
 /// What was measured of a program, and what to bear in mind.
 pub fn estimate_table(estimate: &Estimate) -> String {
     let mut table = Table::new(&["measured", ""]);
@@ -202,9 +219,11 @@ pub fn estimate_table(estimate: &Estimate) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admission::Server;
     use crate::check::check;
     use crate::measure::{Sample, estimate};
     use crate::nanos::Nanos;
+    use crate::packing::{Fit, Request, pack};
     use crate::per_task::plan_per_task;
     use crate::plan::{Constraints, Periods, plan};
     use crate::reservation::{Overheads, Reservation};
@@ -309,6 +328,24 @@ planner     1  9ms  75ms  75ms  500us    0ns    -    46.5ms  28.5ms    meets
             shown.contains("camera") && shown.ends_with("26.0% of a core in all\n"),
             "{shown}"
         );
+    }
+
+    #[test]
+    fn a_packing_shows_who_is_on_which_core_and_what_is_left() {
+        let request = |millis| Request {
+            server: Server::new(Reservation::new(ms(millis), ms(10), 1).unwrap(), None),
+            threads: 1,
+        };
+        let requests = [request(2), request(5)];
+        let packing = pack(2, Bandwidth::from_ppm(900_000), &requests, Fit::First);
+        let expected = "\
+core  reservations      used   left
+-----------------------------------
+0     planner, camera  70.0%  20.0%
+1                       0.0%  90.0%
+";
+        let names = ["camera", "planner"].map(str::to_owned);
+        assert_eq!(packing_table(&packing, &names), expected);
     }
 
     #[test]

@@ -916,6 +916,69 @@ fn no_runtime_is_set_that_nobody_allows() {
     }
 }
 
+const SIX: &str = "\
+tasks:
+  - {name: a, wcet: 360us, period: 1ms}
+  - {name: b, wcet: 360us, period: 1ms}
+  - {name: c, wcet: 270us, period: 1ms}
+  - {name: d, wcet: 270us, period: 1ms}
+  - {name: e, wcet: 270us, period: 1ms}
+  - {name: f, wcet: 270us, period: 1ms}
+";
+
+#[test]
+fn a_packing_says_which_task_is_on_which_core_and_whether_another_may_exist() {
+    let packed = |more: &[&str]| {
+        let plan = ["plan", "-", "--per-task", "--backend", "deadline-partition"];
+        reserve_on(&[&plan[..], more].concat(), SIX)
+    };
+    let ran = packed(&["--node-cores", "2"]);
+    assert_eq!(ran.code, Some(6), "{ran:?}");
+    assert!(
+        ran.err.contains(
+            "no room within 90.0% of a core for f; another packing may have it: try another --order"
+        ),
+        "{ran:?}"
+    );
+    let ran = packed(&["--node-cores", "2", "--order", "worst-fit", "--json"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(
+        ran.json()["node"]["packing"],
+        json!({
+            "order": "worst-fit",
+            "cores": [
+                {"reservations": ["a", "c", "e"], "used": 900_000, "left": 0},
+                {"reservations": ["b", "d", "f"], "used": 900_000, "left": 0},
+            ],
+            "left_out": [],
+            "another_may_exist": false,
+        })
+    );
+    let ran = packed(&["--node-cores", "1"]);
+    assert!(ran.err.contains("no packing has it"), "{ran:?}");
+    // The threads of one reservation are on different cores, as those of a claim.
+    let two = [
+        "plan",
+        "-",
+        "--max-cores",
+        "2",
+        "--node-cores",
+        "1",
+        "--backend",
+        "deadline-partition",
+    ];
+    let ran = reserve_on(
+        &two,
+        "tasks:\n  - {name: a, wcet: 6ms, period: 10ms}\n  - {name: b, wcet: 6ms, period: 10ms}\n",
+    );
+    assert_eq!(ran.code, Some(6), "{ran:?}");
+    assert!(
+        ran.err
+            .contains("no room within 90.0% of a core for all tasks"),
+        "{ran:?}"
+    );
+}
+
 const HEAVY: &str = "tasks:\n  - {name: heavy, wcet: 9ms, period: 10001us}\n";
 
 #[test]
@@ -942,6 +1005,11 @@ fn a_plan_regards_the_node_and_its_neighbours() {
     let ran = reserve_on(&[&per_task[..], &partitioned].concat(), HEAVY);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(ran.out.contains("set apart: guaranteed"), "{ran:?}");
+    assert!(
+        ran.out
+            .contains("1     neighbour 4.5ms/10ms, neighbour 4.5ms/10ms  90.0%"),
+        "{ran:?}"
+    );
     let alone = reserve_on(&[&per_task[..], &["--node-cores", "1"]].concat(), HEAVY);
     assert_eq!(alone.code, Some(0), "{alone:?}");
     assert!(

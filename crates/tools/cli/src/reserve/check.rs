@@ -8,7 +8,7 @@ use serde::Serialize;
 use takt_reserve::render::{self, ChartStyle};
 use takt_reserve::{Bandwidth, Nanos, Reservation, Verdict, check};
 
-use super::node::{Node, OnNode, servers};
+use super::node::{Node, OnNode, for_all};
 use super::source::{Costs, Source};
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json, write_text};
@@ -98,7 +98,7 @@ impl Check {
         let reservation = Reservation::new(self.runtime, self.period, self.cores)
             .map_err(|error| Failure::Other(error.to_string()))?;
         let verdict = check(&set, &reservation, &self.costs.overheads());
-        let node = self.node.holds(&servers(&reservation));
+        let node = self.node.holds(for_all(&reservation));
         let drawn = self.task.as_deref();
         if let Some(path) = &self.svg {
             let svg = match drawn {
@@ -121,7 +121,7 @@ impl Check {
             let chart = chart.ok_or_else(|| self.no_task(&verdict))?;
             let node = node
                 .as_ref()
-                .map_or(String::new(), |node| format!("{}\n", node.told()));
+                .map_or(String::new(), |node| format!("{}\n", node.shown()));
             print(&format!(
                 "{}\n{chart}{node}",
                 render::verdict_table(&verdict)

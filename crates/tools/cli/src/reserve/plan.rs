@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
+use takt_reserve::packing::Request;
 use takt_reserve::render;
 use takt_reserve::{
     Alternative, Bandwidth, Constraints, Nanos, OwnReservation, PerTaskPlan, Periods, PlanError,
@@ -12,7 +13,7 @@ use takt_reserve::{
 };
 
 use super::check::{Shown, style};
-use super::node::{Node, OnNode, servers};
+use super::node::{Named, Node, OnNode, for_all};
 use super::source::{Costs, Percent, Source};
 use crate::failure::Failure;
 use crate::output::{Form, print, print_json, write_text};
@@ -30,7 +31,11 @@ Several cores count on servers that never sleep: real-time groups, but not SCHED
 unless a thread of the lowest priority always runs on each core.
 
 With --node-cores, says whether a node keeps it beside the reservations of --neighbour: as its
-admission does, by the test of Goossens, Funk and Baruah where threads run on any core.
+admission does, by the test of Goossens, Funk and Baruah where threads run on any core. With cores
+set apart (--backend deadline-partition) it says which reservation goes to which core: the widest
+first, each onto the first core with room, the fullest or the emptiest (--order). The threads of a
+reservation of several cores are on different ones. Where one finds no room another packing may
+exist; it is said where none does.
 
 The exit code is 0 if there is a reservation, and 6 if none of those allowed suffices or the node
 does not guarantee it. In JSON,
@@ -41,6 +46,7 @@ Examples:
   takt reserve plan tasks.yaml --period 5ms,10ms --switch 20us --latency 100us
   takt reserve plan tasks.csv --max-cores 4 --core-bound 80%
   takt reserve plan tasks.yaml --per-task --node-cores 2 --neighbour 4.5ms/10ms,2ms/20ms
+  takt reserve plan tasks.yaml --per-task --node-cores 2 --backend deadline-partition
   takt reserve plan tasks.yaml --per-task --json | jq '.tasks[].reservation'";
 
 /// Finds the smallest reservation that tasks need.
@@ -142,7 +148,7 @@ impl Plan {
     fn run_for_all(&self, set: &TaskSet) -> Result<(), Failure> {
         let found = plan(set, &self.constraints()).map_err(refused)?;
         let reservation = &found.reservation;
-        let node = self.node.holds(&servers(reservation));
+        let node = self.node.holds(for_all(reservation));
         if let Some(path) = &self.svg {
             write_text(path, &render::supply_and_demand(&found.verdict))?;
         }
@@ -179,7 +185,7 @@ impl Plan {
     fn run_per_task(&self, set: &TaskSet) -> Result<(), Failure> {
         let found = plan_per_task(set, &self.constraints()).map_err(refused)?;
         let proven = (1..=Reservation::MAX_CORES).find(|&m| found.is_proven_under_global_edf(m));
-        let node = self.node.holds(&found.servers());
+        let node = self.node.holds(for_each(&found));
         let verdict = || node.as_ref().map_or(Ok(()), OnNode::verdict);
         if self.form.json {
             print_json(&PlannedPerTask {
@@ -203,7 +209,7 @@ impl Plan {
                     .to_owned()
             }
         };
-        let told = node.as_ref().map_or(alone, |node| node.told().to_owned());
+        let told = node.as_ref().map_or(alone, |node| node.shown());
         let claims = claims_of_tasks(&found.tasks);
         print(&format!(
             "{}{told}\nKubernetes:\n{claims}",
@@ -213,9 +219,19 @@ impl Plan {
     }
 }
 
+/// The reservation of each task, as it is asked of a node.
+fn for_each(plan: &PerTaskPlan) -> Vec<Named> {
+    let tasks = plan.tasks.iter().zip(plan.servers());
+    let named = tasks.map(|(own, server)| Named {
+        name: own.task.clone(),
+        request: Request { server, threads: 1 },
+    });
+    named.collect()
+}
+
 /// What the node does, as a line of its own; nothing if none was named.
 fn line(node: Option<&OnNode>) -> String {
-    node.map(|node| format!("{}\n", node.told()))
+    node.map(|node| format!("{}\n", node.shown()))
         .unwrap_or_default()
 }
 
