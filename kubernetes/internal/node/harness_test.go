@@ -168,6 +168,8 @@ func newSiteWith(t *testing.T, backend enforce.Backend) *site {
 		}
 		return false, nil, nil
 	})
+	// Before the agent asks it: a fake takes no more reactors while it answers.
+	reviewing(s.client)
 	s.config.Cores = "all"
 	s.config.ScanInterval = reservation.Duration(10 * time.Millisecond)
 	s.config.CDIDirectory = filepath.Join(dir, "cdi")

@@ -257,7 +257,6 @@ func TestTheAgentTellsOfAttachedAndReservedPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.config.Viewer = viewer
-	reviewing(s.client)
 	ask := func() report.Node {
 		answer := httptest.NewRecorder()
 		asked := httptest.NewRequest("GET", report.Path, nil)
