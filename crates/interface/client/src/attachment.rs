@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use takt_session::layout::{
-    ABILITIES_OFFSET, ARENA_MAGIC, ArenaMap, CAN_TELL_ROOM, HEADER_BYTES, LANE_DIRTY_OFFSET,
-    LANE_STATE_OFFSET, MAGIC_OFFSET, ROOM_OFFSET, SMALL_MESSAGE, TX_REGION, VERSION_OFFSET,
-    large_share,
+    ABILITIES_OFFSET, APPLICATION_OFFSET, ARENA_MAGIC, ArenaMap, CAN_TELL_ROOM, HEADER_BYTES,
+    LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, MAGIC_OFFSET, ROOM_OFFSET, SMALL_MESSAGE, TX_REGION,
+    VERSION_OFFSET, large_share,
 };
 use takt_session::{ErrorCode, Failure, PROTOCOL_VERSION};
 use takt_shm::{Arena, ArenaError, CHUNK, LaneBell, Region, SharedSlice, SinkBell};
@@ -130,6 +130,13 @@ impl Attachment {
             state,
             descriptors: numbers,
         })
+    }
+
+    /// Tells the runtime what this side can do besides what its version says.
+    pub(crate) fn tell_abilities(&self, abilities: u32) {
+        if let Ok(word) = self.arena.atomic_u32(APPLICATION_OFFSET) {
+            word.store(abilities, Ordering::Relaxed);
+        }
     }
 
     /// Whether the runtime tells of room at sources by a descriptor.

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
+use takt_session::layout::COMES_BACK;
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ErrorCode, Failure, transport};
 use takt_shm::SinkBell;
@@ -245,6 +246,9 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         shared.room.clone(),
     )?);
 
+    if options.reconnect && options.path.is_some() {
+        attachment.tell_abilities(COMES_BACK);
+    }
     dialogue.attachment = Some(attachment.clone());
 
     let mut streams = Vec::new();

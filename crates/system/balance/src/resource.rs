@@ -277,9 +277,10 @@ impl Resources {
         state.is_none_or(|state| now_ns.saturating_sub(state.heard_ns) > silence_ns)
     }
 
-    /// Whether a core is beyond its mark, out of service, or above a bundle's own limit.
+    /// Whether a core is beyond its mark, out of service, or above a bundle's own limit (`u32::MAX`: none). One that there is
+    /// not is.
     #[inline]
-    pub(crate) fn core_overloaded(&self, core: u16, limit: u32) -> bool {
+    pub fn core_overloaded(&self, core: u16, limit: u32) -> bool {
         !self.cores.free.has(core) || self.cores.load(core) > limit
     }
 

@@ -270,6 +270,8 @@ pub enum Action {
     Control,
     /// Has another datapath carry the flow's streams.
     Remap,
+    /// Has the sessions that write or read the flow leave their lanes, when it begins.
+    Move,
 }
 
 impl Action {
@@ -281,6 +283,7 @@ impl Action {
             Self::Mirror => "mirror",
             Self::Control => "control",
             Self::Remap => "remap",
+            Self::Move => "move",
         }
     }
 
@@ -292,6 +295,7 @@ impl Action {
             Self::Mirror,
             Self::Control,
             Self::Remap,
+            Self::Move,
         ];
         all.into_iter().find(|action| action.name() == name)
     }

@@ -180,6 +180,30 @@ pub enum Late {
     Drop,
 }
 
+/// Sessions that leave lanes which are overloaded, by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Balance {
+    /// Whether they do. Rules of network health move sessions either way.
+    pub lanes: bool,
+    /// From which share of its time at work on a lane is overloaded, per cent.
+    pub high_percent: u8,
+    /// Until which share it stays so, per cent: less than `high_percent`.
+    pub low_percent: u8,
+    /// How long a session that was moved stays where it is.
+    pub hold: Duration,
+}
+
+impl Default for Balance {
+    fn default() -> Self {
+        Self {
+            lanes: false,
+            high_percent: 90,
+            low_percent: 70,
+            hold: Duration::from_secs(30),
+        }
+    }
+}
+
 /// Messages with a launch time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure {
@@ -288,6 +312,8 @@ pub struct Config {
     pub limits: Limits,
     /// Messages with a launch time.
     pub departure: Departure,
+    /// Sessions to lanes, while they run.
+    pub balance: Balance,
     /// Streams to datapaths.
     pub mapping: MappingPolicy,
     /// The clock that launch times and gates go by.
@@ -320,6 +346,7 @@ impl Default for Config {
             listeners: Vec::new(),
             limits: Limits::default(),
             departure: Departure::default(),
+            balance: Balance::default(),
             mapping: MappingPolicy::default(),
             clock: Arc::new(SystemTai),
         }

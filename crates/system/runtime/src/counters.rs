@@ -175,6 +175,8 @@ counters! {
         emitted_bytes,
         /// Messages put into its sinks.
         delivered,
+        /// Payload bytes put into its sinks.
+        delivered_bytes,
         /// Messages for its sinks dropped because the ring was full.
         dropped_full,
         /// Messages for its sinks dropped because its memory was exhausted.

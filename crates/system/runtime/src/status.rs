@@ -38,6 +38,8 @@ pub struct NodeStatus {
     pub draining: bool,
     /// How often streams were mapped to another datapath than before.
     pub streams_moved: u64,
+    /// How often sessions were moved to another lane.
+    pub sessions_moved: SessionsMoved,
     /// Its lanes.
     pub lanes: Vec<LaneStatus>,
     /// How long messages from other nodes were on their way to any lane, by class.
@@ -56,6 +58,26 @@ pub struct NodeStatus {
     pub group: bool,
 }
 
+/// How often sessions were moved to another lane, by who has moved them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionsMoved {
+    /// Operators.
+    pub operator: u64,
+    /// The node, because their lane was overloaded.
+    pub overload: u64,
+    /// Rules of network health.
+    pub rule: u64,
+}
+
+/// How loaded a lane is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneLoad {
+    /// The share of the last second in which it was at work, per mille.
+    pub load: u32,
+    /// It has reached the high mark, and not yet gone down to the low one.
+    pub overloaded: bool,
+}
+
 /// A lane.
 #[derive(Clone, Debug)]
 pub struct LaneStatus {
@@ -65,6 +87,8 @@ pub struct LaneStatus {
     pub counters: LaneReading,
     /// Sessions on it.
     pub sessions: usize,
+    /// How loaded it is; none on a node of one lane, and in the first second.
+    pub load: Option<LaneLoad>,
     /// Its ports.
     pub ports: Vec<PortStatus>,
 }
@@ -106,6 +130,10 @@ pub struct SessionStatus {
     pub uid: u32,
     /// Its lane.
     pub lane: usize,
+    /// How often it was moved to another lane.
+    pub moved: u64,
+    /// Why, the last time; empty if it was not.
+    pub moved_why: String,
     /// Bytes of its arena.
     pub arena_bytes: usize,
     /// Its streams.

@@ -24,11 +24,16 @@ pub const LANE_STATE_OFFSET: usize = 64;
 pub const LANE_DIRTY_OFFSET: usize = 128;
 /// Offset of the word that says what the runtime can do besides what its version says, a `u32` of `CAN_*`: 0 of older ones.
 pub const ABILITIES_OFFSET: usize = 8;
+/// Offset of the word that says what the application can do besides what its version says, a `u32` of those below, which it
+/// writes when it has attached: 0 of older ones.
+pub const APPLICATION_OFFSET: usize = 12;
 /// Offset of the word that says whether somebody waits for room at the session's sources (see `takt_shm::SinkBell`).
 pub const ROOM_OFFSET: usize = 192;
 /// In the word at [`ABILITIES_OFFSET`]: it tells of room at sources by a descriptor, if asked
 /// ([`Request::TellRoom`](crate::message::Request::TellRoom)).
 pub const CAN_TELL_ROOM: u32 = 1;
+/// In the word at [`APPLICATION_OFFSET`]: it attaches again by itself when its session ends because it is moved.
+pub const COMES_BACK: u32 = 1;
 /// Bytes of the header page.
 pub const HEADER_BYTES: usize = 4096;
 

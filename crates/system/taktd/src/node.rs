@@ -325,7 +325,7 @@ impl Node {
     }
 
     /// Reads the configuration again and puts in force what can change while the node runs: listeners,
-    /// peers, `node.accept`, `node.drain_seconds`, `[mapping]` and `log.level`. Peers and listeners that
+    /// peers, `node.accept`, `node.drain_seconds`, `[balance]`, `[mapping]` and `log.level`. Peers and listeners that
     /// were added by the admin API, and not by the file, stay.
     ///
     /// # Errors
@@ -344,7 +344,11 @@ impl Node {
             self.handle
                 .reload(new.runtime.mapping.clone(), new.runtime.accept.clone())?;
         }
+        if old_file.balance != new_file.balance {
+            self.handle.set_balance(new.runtime.balance)?;
+        }
         for (what, same) in [
+            ("balance", old_file.balance == new_file.balance),
             ("node.accept", old_file.node.accept == new_file.node.accept),
             ("mapping", old_file.mapping == new_file.mapping),
             (

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use bytesize::ByteSize;
-use takt_runtime::config::{Idle, LaneConfig, ListenerConfig, SchedulingClass};
+use takt_runtime::config::{Balance, Idle, LaneConfig, ListenerConfig, SchedulingClass};
 use takt_runtime::peering::keys::Protection;
 use takt_runtime::policy::MappingPolicy;
 
@@ -95,6 +95,22 @@ fn outline(settings: &Settings, out: &mut String) -> std::fmt::Result {
     }
     for (class, lanes) in &config.class_lanes {
         writeln!(out, "class {class}    on lanes {}", numbers(lanes))?;
+    }
+    if config.lanes.len() > 1 {
+        let Balance {
+            high_percent: high,
+            low_percent: low,
+            hold,
+            ..
+        } = config.balance;
+        match config.balance.lanes {
+            true => writeln!(
+                out,
+                "balance    sessions leave lanes that are at work for {high} % of the time, until {low} %; once in {} s",
+                hold.as_secs()
+            )?,
+            false => writeln!(out, "balance    no session leaves its lane by itself")?,
+        }
     }
     if let Some(xdp) = &settings.xdp {
         write!(

@@ -11,6 +11,7 @@ mod metrics;
 mod node;
 mod page;
 mod part;
+mod relieve;
 mod remap;
 mod screen;
 mod source;
@@ -64,7 +65,8 @@ Examples:
   takt monitor -i eth0 --openmetrics 127.0.0.1:9464
   takt monitor -i eth0 --rules camera.toml --control 10.0.0.2:7485 --control-key /etc/takt/balance.key
   takt monitor --node --tenant press --http 127.0.0.1:8089
-  takt monitor --node --rules press.toml --remap udp";
+  takt monitor --node --rules press.toml --remap udp
+  takt monitor --node --rules press.toml --move";
 
 /// Watches the health of every flow of an interface, a capture or a node: delay, jitter, loss, bursts, against what it is to keep to.
 #[derive(Debug, Args)]
@@ -90,6 +92,10 @@ pub struct Monitor {
     /// (--node). All is mapped back when the monitor ends
     #[arg(long, value_name = "DATAPATH", requires_all = ["rules", "node"])]
     remap: Option<String>,
+    /// Rules with `move` have the sessions of the node that write what leaves, or read what comes, go to another lane that serves them
+    /// better, if there is one, when they begin (--node)
+    #[arg(long = "move", requires_all = ["rules", "node"])]
+    moves: bool,
     /// Serve metrics in OpenMetrics' text form at this address (-i, --node)
     #[arg(long, value_name = "ADDRESS", conflicts_with = "read")]
     openmetrics: Option<SocketAddr>,
@@ -169,6 +175,7 @@ impl Monitor {
         let key = self.control_key.as_deref().map(Key::read).transpose()?;
         engine.control(self.control, key)?;
         engine.remap(self.remap.as_deref(), &self.source)?;
+        engine.relieve(self.moves, &self.source)?;
         engine.keep_events(!self.events);
         let stop = stop_on_signals()?;
         let mut ended = None;

@@ -257,6 +257,7 @@ fn lanes(node: &Node) -> String {
     let columns = [
         ("LANE", Align::Right),
         ("SESSIONS", Align::Right),
+        ("LOAD", Align::Right),
         ("BUSY POLLS", Align::Right),
         ("PARKS", Align::Right),
         ("MALFORMED", Align::Right),
@@ -267,9 +268,13 @@ fn lanes(node: &Node) -> String {
     ];
     let rows = node.lanes.iter().map(|lane| {
         let counters = lane.counters.unwrap_or_default();
-        [
-            u64::from(lane.lane),
-            u64::from(lane.sessions),
+        let load = match (lane.load_permille, lane.overloaded) {
+            (None, _) => "-".to_owned(),
+            (Some(load), false) => format!("{} %", load / 10),
+            (Some(load), true) => format!("{} % overloaded", load / 10),
+        };
+        let mut row = vec![lane.lane.to_string(), lane.sessions.to_string(), load];
+        let counted = [
             counters.busy_polls,
             counters.parks,
             counters.rx_malformed,
@@ -277,9 +282,9 @@ fn lanes(node: &Node) -> String {
             counters.rx_no_sink,
             counters.rx_duplicate,
             counters.reassembly_refused + counters.reassembly_expired,
-        ]
-        .map(|value| value.to_string())
-        .to_vec()
+        ];
+        row.extend(counted.map(|value| value.to_string()));
+        row
     });
     table(&columns, rows.collect())
 }
@@ -432,8 +437,22 @@ pub fn sessions(sessions: &[Session]) -> String {
         .iter()
         .map(|session| unserved_line(&numbered(session), &session.unserved));
     let direct = sessions.iter().map(direct_lines);
-    let below = launches.chain(unserved).chain(direct);
+    let moved = sessions.iter().map(moved_line);
+    let below = launches.chain(unserved).chain(direct).chain(moved);
     table(&columns, rows) + &warnings + &below.collect::<String>()
+}
+
+/// That a session was moved to its lane, and why.
+fn moved_line(session: &Session) -> String {
+    if session.moved == 0 {
+        return String::new();
+    }
+    let times = match session.moved {
+        1 => "moved once".to_owned(),
+        times => format!("moved {times} times, last"),
+    };
+    let why = &session.moved_why;
+    format!("{}: {times} to another lane, {why}\n", numbered(session))
 }
 
 /// A session in lines about it.

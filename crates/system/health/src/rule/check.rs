@@ -130,7 +130,7 @@ fn possible(expressions: &[&Expression], wanted: impl Fn(&[bool]) -> bool) -> Op
 fn pairs(rules: &[Rule]) -> Vec<Finding> {
     let steers = |rule: &Rule, action| rule.actions.contains(&action);
     let alike = |one: &Rule, other: &Rule| {
-        let actions = [Action::Control, Action::Remap];
+        let actions = [Action::Control, Action::Remap, Action::Move];
         let mut both = actions
             .into_iter()
             .filter(|action| steers(one, *action) && steers(other, *action));
@@ -343,6 +343,7 @@ impl Rule {
                 Action::Mirror => "writes the flow's packets to the mirror file meanwhile",
                 Action::Control => "sends a control message at both",
                 Action::Remap => "has another datapath carry the channel meanwhile",
+                Action::Move => "has the channel's sessions leave their lanes when it begins",
             })
             .collect();
         text.push_str(&format!("; {}", actions.join(", ")));

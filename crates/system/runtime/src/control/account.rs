@@ -138,12 +138,34 @@ impl Charge {
         }
     }
 
+    /// Whether the session's tenant may have all that it holds a second time.
+    pub fn has_room_again(&self, policy: &Policy) -> bool {
+        // It takes no place of its own any more when it comes again.
+        let again = Usage {
+            sessions: 0,
+            ..self.usage
+        };
+        self.check(policy, again).is_ok()
+    }
+
     /// Charges more.
     ///
     /// # Errors
     /// [`ErrorCode::Limit`], or [`ErrorCode::NoMemory`]: naming the bound, the tenant and the remedy. Nothing is
     /// charged then.
     pub fn add(&mut self, policy: &Policy, more: Usage) -> Result<(), Failure> {
+        self.check(policy, more)?;
+        self.account.change(more, |count, by| {
+            count.fetch_add(by, Ordering::Relaxed);
+        });
+        self.usage.sessions += more.sessions;
+        self.usage.memory += more.memory;
+        self.usage.endpoints += more.endpoints;
+        self.usage.descriptors += more.descriptors;
+        Ok(())
+    }
+
+    fn check(&self, policy: &Policy, more: Usage) -> Result<(), Failure> {
         let held = self.account.usage();
         let bounds = [
             (
@@ -200,13 +222,6 @@ impl Charge {
                 ),
             ));
         }
-        self.account.change(more, |count, by| {
-            count.fetch_add(by, Ordering::Relaxed);
-        });
-        self.usage.sessions += more.sessions;
-        self.usage.memory += more.memory;
-        self.usage.endpoints += more.endpoints;
-        self.usage.descriptors += more.descriptors;
         Ok(())
     }
 

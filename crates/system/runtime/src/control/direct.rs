@@ -59,7 +59,7 @@ fn endpoint<S: Slot>(list: &Slots<S, Endpoint>, at: S) -> Option<&Endpoint> {
 
 impl Session {
     /// Whether rings may lead to it and from it.
-    fn is_in_domain(&self) -> bool {
+    pub(super) fn is_in_domain(&self) -> bool {
         let there = self.goes_on() && self.leaving_until.is_none();
         there
             && self.unplaced.is_none()

@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use takt_session::{ErrorCode, Failure};
 
 use super::admission::Check;
+use super::balancing::Stays;
 use super::listener::ListenError;
 use super::{Control, Job};
 use crate::capture::{Capture, CaptureError};
-use crate::config::{KeyMissing, ListenerConfig};
+use crate::config::{Balance, KeyMissing, ListenerConfig};
 use crate::ids::SessionId;
 use crate::lane::LaneHandle;
 use crate::peering::keys::{PeerConfig, PrivateKey};
@@ -385,6 +386,28 @@ impl RuntimeHandle {
             let id = u32::try_from(session).unwrap_or(u32::MAX);
             c.move_session(SessionId(id), lane)
         })
+    }
+
+    /// Has the sessions that write a channel, or those that read it, leave their lanes for others that serve them better, because a
+    /// rule of network health says so: how many do, and why others stay.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn relieve_channel(
+        &self,
+        channel: u64,
+        readers: bool,
+        rule: String,
+    ) -> Result<(usize, Option<Stays>), Stopped> {
+        self.change(move |c| c.relieve_channel(channel, readers, &rule))
+    }
+
+    /// Puts other figures in force of when sessions leave lanes by themselves.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn set_balance(&self, balance: Balance) -> Result<(), Stopped> {
+        self.ask(move |c| c.set_balance(balance))
     }
 
     /// Attaches an application without a listening socket: the socket for its session. For the

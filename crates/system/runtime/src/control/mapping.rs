@@ -146,7 +146,7 @@ impl Control {
     }
 
     /// Of these lanes those that serve streams of a class; refused where none does.
-    fn lanes_of_class(
+    pub(super) fn lanes_of_class(
         &self,
         lanes: &[usize],
         qos: Qos,
@@ -222,7 +222,6 @@ impl Control {
             return Err(ErrorCode::Closed.into());
         };
         session.policy.check_class(qos)?;
-        let tenant = &session.policy.identity;
         let lanes = match session.unplaced {
             Some(_) => self.lanes_of(&session.policy),
             None => vec![session.lane],
@@ -233,7 +232,13 @@ impl Control {
             Some(_) => self.moves.take(session, now),
             None => None,
         };
-        let wished = wished.filter(|lane| lanes.contains(lane));
+        let wished = wished.filter(|(lane, _)| lanes.contains(lane));
+        let (wished, moved) = wished.unzip();
+        let waits = moved.as_ref().is_some_and(|moved| self.follow(id, moved));
+        let Some(session) = self.sessions.get(&id) else {
+            return Err(ErrorCode::Closed.into());
+        };
+        let tenant = &session.policy.identity;
         // What that lane carries, as the session's streams were checked for it, unless it has failed since.
         let there = wished.and_then(|lane| Some((lane, self.choose(tenant, qos, &[lane]).ok()?)));
         let (kind, Mapping { warning, rule, .. }) = match there {
@@ -269,6 +274,7 @@ impl Control {
         if let Some(unplaced) = session.unplaced.take() {
             self.lanes[session.lane].sessions -= 1;
             session.lane = lane;
+            (session.moved, session.waits) = (moved, waits);
             self.lanes[lane].sessions += 1;
             self.lanes[lane].handle.send(Command::AddSession(unplaced));
         }

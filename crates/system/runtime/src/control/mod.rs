@@ -6,6 +6,7 @@
 
 mod account;
 pub mod admission;
+mod balancing;
 mod captures;
 mod credentials;
 mod direct;
@@ -61,6 +62,7 @@ use crate::peering::{Change, Effects, HELLO_EVERY, Peering};
 use crate::slots::SinkSlot;
 
 pub use crate::config::ListenerConfig;
+pub use balancing::Stays;
 use drain::Drain;
 use events::{Token, tokens, wait_for};
 use faults::Faults;
@@ -176,6 +178,7 @@ pub struct Control {
     mapped_channels: BTreeMap<u64, DatapathKind>,
     /// Sessions that are to come back to another lane.
     moves: moves::Moves,
+    balancing: balancing::Balancing,
     /// Sessions whose streams are to be mapped anew, each once, in turn.
     to_map: VecDeque<SessionId>,
     /// How often streams or schedules were added: what was checked beside those before is to be checked again.
@@ -468,6 +471,7 @@ impl Control {
         self.apply(effects);
         self.follow_host();
         self.look_at_datapaths();
+        self.balance_lanes(now);
         let late: Vec<SessionId> = self
             .sessions
             .values()
@@ -479,6 +483,7 @@ impl Control {
             self.end_session(id, Some(Failure::new(ErrorCode::TimedOut, text)));
         }
         self.end_overdue(now);
+        self.begin_overdue(now);
         let untold = self.sessions.values().filter(|s| !s.untold.is_empty());
         let untold: Vec<SessionId> = untold.map(|s| s.id).collect();
         untold.into_iter().for_each(|id| self.tell_untold(id));

@@ -1,19 +1,65 @@
-//! Sessions that are moved to other lanes: they are ended there, attach again, and are served by the lane that was named.
+//! Sessions that are moved to other lanes, by operators, because their lane is overloaded, or by rules of network health: they
+//! are ended there, attach again, and are served by the lane that was chosen.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::time::Duration;
 
+use takt_session::layout::COMES_BACK;
 use takt_session::{ErrorCode, Failure};
 
 use super::Control;
+use super::balancing::{Seen, Stays, work};
 use super::listener::FIRST_WITHOUT;
-use super::session::Session;
+use super::session::{Endpoint, Session};
+use crate::config::Balance;
 use crate::ids::SessionId;
+use crate::lane::Command;
+use crate::status::SessionsMoved;
 
 /// How long the lane waits for a session that is to come back: several of a client's attempts to connect.
 const WAITED_FOR: Duration = Duration::from_secs(10);
 /// Sessions that are waited for at a time, of all tenants.
 const MOST: usize = 1024;
+/// How long an application may take to hear that it is moved, and hang up.
+const HANGS_UP_WITHIN: Duration = Duration::from_secs(1);
+/// How long what a moved session emits waits for what it had emitted before: that may have launch times, or receivers without room.
+const BEGINS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Why a session is moved.
+#[derive(Clone, Debug)]
+pub enum Cause {
+    /// An operator has said so.
+    Operator,
+    /// Its lane was overloaded, with this load, per mille.
+    Overload(u32),
+    /// A rule of network health.
+    Rule(String),
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Operator => f.write_str("by the operator"),
+            Self::Overload(load) => {
+                write!(f, "its lane was at work for {} % of the time", load / 10)
+            }
+            Self::Rule(rule) => write!(f, "rule {rule}"),
+        }
+    }
+}
+
+/// How a session came to its lane, if it was moved there.
+#[derive(Clone, Debug)]
+pub struct Moved {
+    /// The session that it was.
+    before: SessionId,
+    at: Duration,
+    /// How often it was moved.
+    pub times: u64,
+    /// Why the last time.
+    pub why: String,
+}
 
 /// A session that is to come back, by what is known of it before it opens anything.
 #[derive(Debug)]
@@ -22,44 +68,63 @@ struct Expected {
     pid: i32,
     name: String,
     lane: usize,
-    since: Duration,
+    moved: Moved,
     until: Duration,
 }
 
-/// Sessions that are to come back.
+/// Sessions that are to come back, and how many were moved.
 #[derive(Debug, Default)]
-pub struct Moves(VecDeque<Expected>);
+pub struct Moves {
+    expected: VecDeque<Expected>,
+    /// Those that were told and have not hung up, and until when they are to.
+    hanging_up: Vec<(SessionId, Duration)>,
+    /// By sessions that were moved, and whose lanes still send what they had emitted: who they are now, and until when those wait.
+    followed: BTreeMap<SessionId, (SessionId, Duration)>,
+    pub counts: SessionsMoved,
+}
 
 impl Moves {
-    fn expect(&mut self, session: &Session, lane: usize, now: Duration) {
-        self.0.retain(|one| one.until > now);
-        if self.0.len() == MOST {
-            self.0.pop_front();
+    fn expect(&mut self, session: &Session, lane: usize, cause: &Cause, now: Duration) {
+        self.expected.retain(|one| one.until > now);
+        if self.expected.len() == MOST {
+            self.expected.pop_front();
         }
-        self.0.push_back(Expected {
+        let before = session.moved.as_ref().map_or(0, |moved| moved.times);
+        self.expected.push_back(Expected {
             tenant: session.tenant,
             pid: session.pid,
             name: session.name.clone(),
             lane,
-            since: now,
+            moved: Moved {
+                before: session.id,
+                at: now,
+                times: before + 1,
+                why: cause.to_string(),
+            },
             until: now + WAITED_FOR,
         });
+        match cause {
+            Cause::Operator => self.counts.operator += 1,
+            Cause::Overload(_) => self.counts.overload += 1,
+            Cause::Rule(_) => self.counts.rule += 1,
+        }
     }
 
-    /// The lane that a session is moved to, if it is one that was waited for.
-    pub(super) fn take(&mut self, session: &Session, now: Duration) -> Option<usize> {
-        self.0.retain(|one| one.until > now);
+    /// The lane that a session is moved to and why, if it is one that was waited for.
+    pub(super) fn take(&mut self, session: &Session, now: Duration) -> Option<(usize, Moved)> {
+        self.expected.retain(|one| one.until > now);
         let is_it = |one: &Expected| {
             let known = (one.tenant, one.pid) == (session.tenant, session.pid);
-            known && one.name == session.name && session.since >= one.since
+            known && one.name == session.name && session.since >= one.moved.at
         };
-        let at = self.0.iter().position(is_it)?;
-        self.0.remove(at).map(|one| one.lane)
+        let at = self.expected.iter().position(is_it)?;
+        let one = self.expected.remove(at)?;
+        Some((one.lane, one.moved))
     }
 }
 
 impl Control {
-    /// Ends a session so that it comes back on another lane, which has to carry all that it has open.
+    /// Moves a session to a lane, which has to carry all that it has open, because an operator says so.
     pub(super) fn move_session(&mut self, id: SessionId, lane: usize) -> Result<(), Failure> {
         let refuse = |code, text: String| Err(Failure::new(code, text));
         let there = |session: &&Session| session.arena.is_some() && session.goes_on();
@@ -92,11 +157,191 @@ impl Control {
             );
         }
         self.check_carries(lane, session)?;
-        let now = self.now();
-        self.moves.expect(session, lane, now);
-        let text = format!("moved to lane {lane} by the operator: attach again");
-        let reason = Failure::new(ErrorCode::Disconnected, text);
-        self.end_here(id, Some(reason), true);
+        self.send_to(id, lane, &Cause::Operator);
         Ok(())
+    }
+
+    /// Ends a session so that it comes back on another lane.
+    fn send_to(&mut self, id: SessionId, lane: usize, cause: &Cause) {
+        let now = self.now();
+        let Some(session) = self.sessions.get(&id) else {
+            return;
+        };
+        let (name, identity) = (&session.name, &session.policy.identity);
+        tracing::info!(session = %id, application = %name, %identity, from = session.lane, to = lane, %cause, "a session moves to another lane");
+        self.moves.expect(session, lane, cause, now);
+        let text = format!("moved to lane {lane} ({cause}): attach again");
+        self.say_ended(id, &Failure::new(ErrorCode::Disconnected, text));
+        // It emits and reads until it has heard. Then it hangs up, and nothing of it stays in rings that nobody looks at.
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.moving = true;
+        }
+        let until = now + HANGS_UP_WITHIN;
+        self.moves.hanging_up.push((id, until));
+        self.next_tick = self.next_tick.min(until);
+    }
+
+    /// Ends sessions that were told that they are moved, and have not hung up.
+    fn end_deaf(&mut self, now: Duration) {
+        let hanging_up = std::mem::take(&mut self.moves.hanging_up);
+        for (id, until) in hanging_up {
+            if self
+                .sessions
+                .get(&id)
+                .is_none_or(|session| !session.moving || session.ending)
+            {
+                continue;
+            }
+            if now >= until {
+                self.end_here(id, None, true);
+                continue;
+            }
+            self.moves.hanging_up.push((id, until));
+            self.next_tick = self.next_tick.min(until);
+        }
+    }
+
+    /// A session is there that was another one on another lane. Whether what it emits is to wait until what it had emitted there
+    /// has left, so that nothing overtakes that.
+    pub(super) fn follow(&mut self, id: SessionId, moved: &Moved) -> bool {
+        let waits = self.sessions.contains_key(&moved.before);
+        if waits {
+            let until = self.now() + BEGINS_WITHIN;
+            self.moves.followed.insert(moved.before, (id, until));
+            self.next_tick = self.next_tick.min(until);
+        }
+        waits
+    }
+
+    /// Nothing of a session is on its lane any more: what it emits on another one does not wait any longer.
+    pub(super) fn begin_after(&mut self, before: SessionId) {
+        let Some((id, _)) = self.moves.followed.remove(&before) else {
+            return;
+        };
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.waits = false;
+            let lane = &self.lanes[session.lane].handle;
+            lane.send(Command::Begin(id));
+        }
+    }
+
+    /// Has sessions begin that have waited long enough.
+    pub(super) fn begin_overdue(&mut self, now: Duration) {
+        self.end_deaf(now);
+        let followed = self.moves.followed.iter();
+        let overdue = followed.filter(|(_, (_, until))| now >= *until);
+        let overdue: Vec<SessionId> = overdue.map(|(before, _)| *before).collect();
+        overdue
+            .into_iter()
+            .for_each(|before| self.begin_after(before));
+        let waiting = self.moves.followed.values().map(|(_, until)| *until);
+        if let Some(until) = waiting.min() {
+            self.next_tick = self.next_tick.min(until);
+        }
+    }
+
+    /// The lanes that may serve a session with all that it has open, by the same datapaths. None of one that is not moved without
+    /// an operator: it does not come back by itself, or loses more than it gains.
+    fn lanes_for(&self, session: &Session) -> Vec<usize> {
+        let scheduled = |datapath| {
+            self.kind_of(datapath)
+                .is_none_or(|kind| self.schedules.contains_key(&kind))
+        };
+        let stays = session.tenant >= FIRST_WITHOUT
+            || !session.application_can(COMES_BACK)
+            // Its ring would go with it, which costs its lane nothing.
+            || session.is_in_domain()
+            // Frames have no numbers to be told apart by.
+            || session.sources.iter().any(|source| source.channel.is_none())
+            || session.streams.iter().any(|stream| scheduled(&stream.datapath))
+            // It is there twice for a while.
+            || !session.charge.has_room_again(&session.policy);
+        let all = if stays {
+            Vec::new()
+        } else {
+            self.lanes_of(&session.policy)
+        };
+        let may = |lane: &usize| {
+            let mut streams = session.streams.iter();
+            streams.all(|stream| {
+                let carried = |kind| self.lanes[*lane].port_of(kind).is_some();
+                self.kind_of(&stream.datapath).is_some_and(carried)
+                    && self.lanes_of_class(&[*lane], stream.qos, false).is_ok()
+            })
+        };
+        all.into_iter().filter(may).collect()
+    }
+
+    /// What there is to know of a session that a lane serves.
+    fn seen(&self, session: &Session) -> Option<Seen> {
+        let served = session.arena.is_some() && session.goes_on() && session.unplaced.is_none();
+        served.then(|| Seen {
+            id: session.id,
+            tenant: session.tenant,
+            lane: session.lane,
+            work: work(&session.counters.read()),
+            moved: session.moved.as_ref().map(|moved| moved.at),
+            lanes: self.lanes_for(session),
+        })
+    }
+
+    /// Looks how loaded the lanes are, once in a while, and moves sessions from those that are overloaded.
+    pub(super) fn balance_lanes(&mut self, now: Duration) {
+        let Some(next) = self.balancing.next() else {
+            return;
+        };
+        if now >= next {
+            let seen = self
+                .sessions
+                .values()
+                .filter_map(|session| self.seen(session));
+            let seen: Vec<Seen> = seen.collect();
+            let busy = self.lanes.iter().map(|lane| lane.counters.busy_nanos.get());
+            let busy: Vec<u64> = busy.collect();
+            let moves = self.balancing.look(now, &busy, &seen);
+            // Nobody comes back to a node that is about to stop.
+            let moves = moves.into_iter().filter(|_| self.drain.is_none());
+            for one in moves.collect::<Vec<_>>() {
+                self.send_to(one.session, one.to, &Cause::Overload(one.load));
+            }
+        }
+        if let Some(next) = self.balancing.next() {
+            self.next_tick = self.next_tick.min(next);
+        }
+    }
+
+    /// Goes by other figures of what is overloaded from now on.
+    pub(super) fn set_balance(&mut self, balance: Balance) {
+        self.config.balance = balance;
+        self.balancing.set(balance);
+    }
+
+    /// A rule wants the sessions that write a channel, or those that read it, to leave their lanes: how many do, and why others
+    /// stay.
+    pub(super) fn relieve_channel(
+        &mut self,
+        channel: u64,
+        readers: bool,
+        rule: &str,
+    ) -> (usize, Option<Stays>) {
+        let of_it = |end: &Endpoint| end.channel.is_some_and(|of| of.0 == channel) && !end.closing;
+        let concerned = |session: &&Session| match readers {
+            true => session.sinks.iter().any(of_it),
+            false => session.sources.iter().any(of_it),
+        };
+        let sessions = self.sessions.values().filter(concerned);
+        let mut seen: Vec<Seen> = sessions.filter_map(|session| self.seen(session)).collect();
+        seen.sort_by_key(|seen| seen.id);
+        let (now, mut moved, mut stays) = (self.now(), 0, None);
+        for seen in &seen {
+            match self.balancing.evict(now, seen) {
+                Ok(one) => {
+                    moved += 1;
+                    self.send_to(one.session, one.to, &Cause::Rule(rule.to_owned()));
+                }
+                Err(why) => stays = Some(why),
+            }
+        }
+        (moved, stays)
     }
 }

@@ -29,7 +29,8 @@ impl Control {
             return Ok(());
         };
         let most = own.policy.channel_sinks();
-        let of_tenant = |session: &&Session| session.tenant == own.tenant && !session.ending;
+        let of_tenant =
+            |session: &&Session| session.tenant == own.tenant && !session.ending && !session.moving;
         let sessions = self.sessions.values().filter(of_tenant);
         let sinks = sessions.flat_map(|session| session.sinks.iter());
         let on_channel = sinks.filter(|sink| sink.channel == Some(channel) && !sink.closing);
@@ -50,7 +51,7 @@ impl Control {
         if self
             .sessions
             .get(&id)
-            .is_some_and(|session| session.telling)
+            .is_some_and(|session| session.telling && !session.moving)
         {
             self.tell_moves(id);
         }
@@ -62,7 +63,12 @@ impl Control {
             if session.ending {
                 return;
             }
+            let moving = session.moving;
             match transport::receive_bytes(&session.socket) {
+                // Whoever asks has not heard yet, and asks again when it is back.
+                Ok(Some(_)) if moving => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                _ if moving => return self.end_here(id, None, true),
                 Ok(Some(bytes)) => {
                     let envelope = match Envelope::<Request>::decode(&bytes) {
                         Ok(envelope) => envelope,
@@ -73,8 +79,7 @@ impl Control {
                     }
                 }
                 Ok(None) => return self.end_session(id, None),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     return self.end_session(
                         id,
                         Some(Failure::new(ErrorCode::Protocol, error.to_string())),
@@ -188,6 +193,7 @@ impl Control {
                     let stream = session.stream(stream)?;
                     (stream.carrier(), stream.qos.reliability)
                 };
+                let waits = session.waits;
                 let number = self.number(id, origin);
                 let sender = sender_number(self.label, number);
                 let session = self.sessions.get_mut(&id);
@@ -205,6 +211,7 @@ impl Control {
                     number,
                     first,
                     reliability,
+                    waits,
                 });
                 Ok(Some((
                     Reply::SourceOpened {
@@ -224,7 +231,7 @@ impl Control {
                 };
                 let (source, block) = session.add_source(stream, None, depth)?;
                 let carrier = session.stream(stream)?.carrier();
-                let tenant = session.tenant;
+                let (tenant, waits) = (session.tenant, session.waits);
                 let number = self.sources.number(tenant, 0);
                 handle.send(Command::AddSource {
                     session: id,
@@ -235,6 +242,7 @@ impl Control {
                     number,
                     first: 0,
                     reliability: Reliability::BestEffort,
+                    waits,
                 });
                 let reply = Reply::FrameSourceOpened {
                     source: source.0 as u32,
@@ -557,9 +565,9 @@ impl Control {
         }
         // An application that an operator ends may still read what was delivered to it: no tenant can bring that about. Of
         // the others a child process may hold the memory, or whoever broke the protocol.
-        let reads_on = reason.as_ref().is_some_and(|failure| {
-            moved || matches!(failure.code, ErrorCode::Closed | ErrorCode::ShuttingDown)
-        });
+        let by_operator =
+            |failure: &Failure| matches!(failure.code, ErrorCode::Closed | ErrorCode::ShuttingDown);
+        let reads_on = moved || reason.as_ref().is_some_and(by_operator);
         if let Some(arena) = &mut session.arena {
             arena.abandoned = !reads_on;
         }
@@ -707,6 +715,7 @@ impl Control {
         let abandoned = self.sessions.get(&id).and_then(|s| s.arena.as_ref());
         let reads_on = abandoned.is_some_and(|arena| !arena.abandoned);
         self.forget_direct(id, !reads_on);
+        self.begin_after(id);
         // A session that its lane ended by itself says why in an event before this one.
         if let Some(mut session) = self.sessions.remove(&id) {
             session.charge.end_session();

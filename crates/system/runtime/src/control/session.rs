@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use takt_session::layout::{
-    ABILITIES_OFFSET, ARENA_MAGIC, ArenaMap, CAN_TELL_ROOM, DEFAULT_DEPTH, HEADER_BYTES,
-    LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, LATEST_DEPTH, MAGIC_OFFSET, MAX_DEPTH, SinkBlock,
-    SourceBlock, VERSION_OFFSET,
+    ABILITIES_OFFSET, APPLICATION_OFFSET, ARENA_MAGIC, ArenaMap, CAN_TELL_ROOM, DEFAULT_DEPTH,
+    HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, LATEST_DEPTH, MAGIC_OFFSET, MAX_DEPTH,
+    SinkBlock, SourceBlock, VERSION_OFFSET,
 };
 use takt_session::message::Reply;
 use takt_session::printable;
@@ -19,6 +19,7 @@ use takt_shm::{Arena, Buddy, CHUNK, LaneBellHost, Newest, Region, RingError, Rin
 
 use super::account::{Charge, Usage};
 use super::listener::{FIRST_WITHOUT, check_descriptors};
+use super::moves::Moved;
 use crate::config::Limits;
 use crate::counters::SessionCounters;
 use crate::ids::SessionId;
@@ -56,6 +57,12 @@ pub struct Session {
     /// The same of its declared streams.
     pub policer: Arc<Policer>,
     pub lane: usize,
+    /// How it came to its lane, if it was moved there.
+    pub moved: Option<Moved>,
+    /// It was told that it is moved: it lasts until its application has hung up.
+    pub moving: bool,
+    /// Its sources wait until what was emitted before it was moved has left.
+    pub waits: bool,
     /// Its half of the session, until it opens its first stream: that says which lanes can serve it.
     pub unplaced: Option<Box<LaneSession>>,
     /// When the connection came.
@@ -279,9 +286,19 @@ impl Session {
             .by(|| transport::send(&self.socket, bytes, descriptors, false))
     }
 
-    /// Whether neither it nor the runtime has ended it.
+    /// Whether neither it nor the runtime has ended it, or moves it.
     pub fn goes_on(&self) -> bool {
-        !self.ending && self.finish == Finish::No
+        !self.ending && !self.moving && self.finish == Finish::No
+    }
+
+    /// Whether its application says that it can do something besides what its version says.
+    pub fn application_can(&self, ability: u32) -> bool {
+        let word = self
+            .arena
+            .as_ref()
+            .map(|arena| arena.arena.atomic_u32(APPLICATION_OFFSET));
+        let word = word.and_then(Result::ok);
+        word.is_some_and(|word| word.load(std::sync::atomic::Ordering::Relaxed) & ability != 0)
     }
 
     /// Notes how many datagrams did not go by the runtime so far; a count that goes back is none.

@@ -14,6 +14,7 @@ use takt_datapath::memory::{MemoryNetwork, MemoryNetworkConfig};
 use takt_datapath::{Datapath, OpenError, PortRequest};
 
 use super::account::Memory;
+use super::balancing::Balancing;
 use super::captures::Captures;
 use super::faults::Faults;
 use super::host::Host;
@@ -314,6 +315,7 @@ fn start(
     let kept = config.kept_schedules.clone().into_iter();
     let lane_configs = config.lanes.clone();
     let networks = Networks::new(config.networks.clone(), count, Host::new(wake.clone()));
+    let balancing = Balancing::new(config.balance, count);
     let mut control = Control {
         clock: config.clock.clone(),
         clock_status: None,
@@ -351,6 +353,7 @@ fn start(
         streams_moved: 0,
         mapped_channels: BTreeMap::new(),
         moves: Default::default(),
+        balancing,
         to_map: VecDeque::new(),
         admissions: 0,
         ended: Default::default(),

@@ -11,7 +11,7 @@ use crate::counters::{ChannelReading, SessionReading};
 use crate::delays::DelayReading;
 use crate::slots::StreamSlot;
 use crate::status::{
-    ChannelStatus, DatapathStatus, LaneStatus, ListenerStatus, NodeStatus, PortStatus,
+    ChannelStatus, DatapathStatus, LaneLoad, LaneStatus, ListenerStatus, NodeStatus, PortStatus,
     SessionStatus, StreamStatus, TenantStatus,
 };
 
@@ -27,6 +27,7 @@ impl Control {
             uptime_seconds: self.started.elapsed().as_secs(),
             draining: self.drain.is_some(),
             streams_moved: self.streams_moved,
+            sessions_moved: self.moves.counts,
             lanes: self
                 .lanes
                 .iter()
@@ -35,6 +36,8 @@ impl Control {
                     lane,
                     counters: info.counters.read(),
                     sessions: info.sessions,
+                    load: (self.balancing.load(lane))
+                        .map(|(load, overloaded)| LaneLoad { load, overloaded }),
                     ports: info
                         .ports
                         .iter()
@@ -199,6 +202,8 @@ fn session_status(session: &Session) -> SessionStatus {
         pid: session.pid,
         uid: session.uid,
         lane: session.lane,
+        moved: session.moved.as_ref().map_or(0, |moved| moved.times),
+        moved_why: (session.moved.as_ref()).map_or(String::new(), |moved| moved.why.clone()),
         arena_bytes: session.arena.as_ref().map_or(0, |a| a.map.total()),
         streams: session
             .streams

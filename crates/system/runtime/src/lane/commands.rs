@@ -62,6 +62,7 @@ impl Lane {
                 number,
                 first,
                 reliability,
+                waits,
             } => {
                 let attached = self.add_source(
                     session,
@@ -75,8 +76,11 @@ impl Lane {
                 if attached.is_none() {
                     let lane = self.index;
                     self.events.send(Event::SourceEnded { lane, number });
+                } else if waits {
+                    self.hold(session, source);
                 }
             }
+            Command::Begin(session) => self.begin(session),
             Command::Carry {
                 session,
                 source,

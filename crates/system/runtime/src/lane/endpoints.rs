@@ -113,6 +113,26 @@ impl Lane {
         }
     }
 
+    /// Nothing is taken from a source's ring for now. It was added with the same command: nothing was taken before.
+    pub(super) fn hold(&mut self, session: SessionId, source: SourceSlot) {
+        let at = self.by_session.get(&session);
+        let session = at.and_then(|&at| self.state.tenants.sessions.get_mut(at));
+        if let Some(source) = session.and_then(|session| session.sources.get_mut(source)) {
+            source.waits = true;
+        }
+    }
+
+    /// Sources of a session that have waited do no more.
+    pub(super) fn begin(&mut self, session: SessionId) {
+        let Some(&at) = self.by_session.get(&session) else {
+            return;
+        };
+        if let Some(session) = self.state.tenants.sessions.get_mut(at) {
+            session.begin();
+        }
+        self.state.tenants.wait(at);
+    }
+
     /// Something else carries what is taken from a source's ring from now on, and what is sent again.
     pub(super) fn carry(&mut self, session: SessionId, source: SourceSlot, carrier: Carrier) {
         let at = self.by_session.get(&session);

@@ -45,7 +45,11 @@ pub enum Command {
         first: u64,
         /// What is promised for its messages.
         reliability: Reliability,
+        /// Nothing is taken from its ring before `Begin`.
+        waits: bool,
     },
+    /// Sources of a session that have waited do no more.
+    Begin(SessionId),
     /// Something else carries what is taken from a source's ring from now on.
     Carry {
         session: SessionId,

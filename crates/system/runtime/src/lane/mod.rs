@@ -12,7 +12,7 @@ pub mod departure;
 mod destinations;
 mod egress;
 mod endpoints;
-mod fair;
+pub mod fair;
 pub mod forward;
 mod guard;
 pub mod idle;

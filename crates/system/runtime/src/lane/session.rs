@@ -194,6 +194,8 @@ pub struct LaneSource {
     /// Once the application has closed it: how many of the messages in its ring are still to be taken. It
     /// goes after the last one, whatever is emitted later.
     closing: Option<u32>,
+    /// Nothing is taken from its ring yet: what the same application has emitted before goes first, on another lane.
+    pub waits: bool,
     /// It goes with this round.
     pub finished: bool,
 }
@@ -557,6 +559,7 @@ impl LaneSource {
             others: 0,
             recount: false,
             closing: None,
+            waits: false,
             finished: false,
         })
     }
@@ -606,7 +609,7 @@ impl LaneSource {
     pub fn next_class(&mut self) -> Option<TrafficClass> {
         let descriptor = match self.due.front().or(self.current.as_ref()) {
             Some(next) => Some(next.descriptor),
-            None if self.closing == Some(0) => None,
+            None if self.closing == Some(0) || self.waits => None,
             // What is wrong with the ring is told when it is taken from.
             None => self.tx.peek().ok().flatten(),
         };
@@ -616,7 +619,7 @@ impl LaneSource {
     /// Whether there is a message to be taken. What is wrong with the ring is told then.
     #[inline]
     pub fn has_next(&mut self) -> bool {
-        self.closing != Some(0) && !matches!(self.tx.peek(), Ok(None))
+        self.closing != Some(0) && !self.waits && !matches!(self.tx.peek(), Ok(None))
     }
 
     /// Messages that wait in its ring. One that shows the impossible holds none.
@@ -827,6 +830,13 @@ impl LaneSession {
         sources.try_for_each(|source| self.close_source(source))
     }
 
+    /// What its application had emitted on another lane has left: what it emits here may.
+    pub fn begin(&mut self) {
+        self.sources
+            .iter_mut()
+            .for_each(|source| source.waits = false);
+    }
+
     /// The application has left, and nothing of it is on its way any more.
     pub fn has_left(&self) -> bool {
         self.leaving && self.sources.is_empty()
@@ -957,7 +967,7 @@ impl LaneSession {
         let Some(s) = self.sources.get_mut(source) else {
             return Ok(None);
         };
-        if s.closing == Some(0) {
+        if s.closing == Some(0) || s.waits {
             return Ok(None);
         }
         let Some(descriptor) =
@@ -1435,6 +1445,7 @@ impl LaneSession {
                 s.delivered += 1;
                 s.superseded += u64::from(superseded.is_some());
                 self.counters.delivered.add(1);
+                self.counters.delivered_bytes.add(meta.length.into());
                 if let Some(chunk) = superseded {
                     self.superseded |= chunk & TX_REGION != 0;
                     self.withdraw(sink, chunk);

@@ -155,6 +155,7 @@ impl Scene {
             number: 0,
             first: 0,
             reliability: Default::default(),
+            waits: false,
         });
     }
 

@@ -39,7 +39,7 @@ same_fields!(ChannelReading => ChannelCounters {
     detoured,
 });
 same_fields!(SessionReading => SessionCounters {
-    emitted, emitted_bytes, delivered, dropped_full, dropped_memory, lost, throttled, abandoned, launched,
+    emitted, emitted_bytes, delivered, delivered_bytes, dropped_full, dropped_memory, lost, throttled, abandoned, launched,
     launched_late, launches_missed,
 });
 same_fields!(NetworkReading => NetworkCounters {
@@ -59,6 +59,11 @@ impl From<NodeStatus> for proto::Node {
             uptime_seconds: status.uptime_seconds,
             draining: status.draining,
             streams_moved: status.streams_moved,
+            sessions_moved: Some(proto::SessionsMoved {
+                operator: status.sessions_moved.operator,
+                overload: status.sessions_moved.overload,
+                rule: status.sessions_moved.rule,
+            }),
             lanes: status.lanes.into_iter().map(Into::into).collect(),
             peering: Some(status.peering.into()),
             protection: match status.protection {
@@ -98,6 +103,8 @@ impl From<LaneStatus> for proto::Lane {
         Self {
             lane: status.lane as u32,
             sessions: status.sessions as u32,
+            load_permille: status.load.map(|of| of.load),
+            overloaded: status.load.is_some_and(|of| of.overloaded),
             counters: Some(status.counters.into()),
             ports: status.ports.into_iter().map(Into::into).collect(),
         }
@@ -135,6 +142,8 @@ impl From<SessionStatus> for proto::Session {
             pid: status.pid,
             uid: status.uid,
             lane: status.lane as u32,
+            moved: status.moved,
+            moved_why: status.moved_why,
             arena_bytes: status.arena_bytes as u64,
             streams: status.streams.into_iter().map(Into::into).collect(),
             counters: Some(status.counters.into()),

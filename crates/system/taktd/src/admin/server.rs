@@ -23,11 +23,11 @@ use super::proto::{
     ListNetworksRequest, ListNetworksResponse, ListPeersRequest, ListPeersResponse,
     ListSchedulesRequest, ListSchedulesResponse, ListSessionsRequest, ListSessionsResponse,
     MapChannelRequest, MapChannelResponse, MoveSessionRequest, MoveSessionResponse, NextKeyRequest,
-    NextKeyResponse, ReloadRequest, ReloadResponse, RemoveListenerRequest, RemoveListenerResponse,
-    RemovePeerRequest, RemovePeerResponse, RemoveScheduleRequest, RemoveScheduleResponse,
-    RemoveStationRequest, RemoveStationResponse, SetListenerRequest, SetListenerResponse,
-    SetStationRequest, SetStationResponse, SwitchKeyRequest, SwitchKeyResponse, WatchRequest,
-    WatchResponse,
+    NextKeyResponse, RelieveChannelRequest, RelieveChannelResponse, ReloadRequest, ReloadResponse,
+    RemoveListenerRequest, RemoveListenerResponse, RemovePeerRequest, RemovePeerResponse,
+    RemoveScheduleRequest, RemoveScheduleResponse, RemoveStationRequest, RemoveStationResponse,
+    SetListenerRequest, SetListenerResponse, SetStationRequest, SetStationResponse,
+    SwitchKeyRequest, SwitchKeyResponse, WatchRequest, WatchResponse,
 };
 use super::socket::{self, SocketError};
 use super::{capture, listener, network, schedule, watch as pictures};
@@ -232,6 +232,31 @@ impl Admin for Service {
             _ => Status::failed_precondition(failure.message),
         })?;
         Ok(Response::new(MoveSessionResponse {}))
+    }
+
+    async fn relieve_channel(
+        &self,
+        request: Request<RelieveChannelRequest>,
+    ) -> Result<Response<RelieveChannelResponse>, Status> {
+        let RelieveChannelRequest {
+            channel,
+            readers,
+            rule,
+        } = request.into_inner();
+        let rule = takt_session::printable(&rule);
+        tracing::info!(
+            channel,
+            readers,
+            rule,
+            "admin: sessions of a channel to leave their lanes"
+        );
+        let (moved, stay) = self
+            .ask(move |handle| handle.relieve_channel(channel, readers, rule))
+            .await?;
+        Ok(Response::new(RelieveChannelResponse {
+            moved: u32::try_from(moved).unwrap_or(u32::MAX),
+            stay: stay.map(|why| why.to_string()).unwrap_or_default(),
+        }))
     }
 
     async fn map_channel(

@@ -47,6 +47,8 @@ pub struct File {
     pub departure: Departure,
     /// `[clock]`
     pub clock: Clock,
+    /// `[balance]`
+    pub balance: Balance,
     /// `[mapping]`
     pub mapping: Mapping,
     /// `[datapath.*]`
@@ -530,6 +532,32 @@ pub enum Timescale {
     Tai,
     /// UTC, on all nodes: nobody tells the kernels.
     Utc,
+}
+
+/// `[balance]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Balance {
+    /// Whether sessions leave overloaded lanes by themselves.
+    pub lanes: bool,
+    /// From which share of its time at work on a lane is overloaded, per cent.
+    pub high_percent: u8,
+    /// Until which share it stays so, per cent.
+    pub low_percent: u8,
+    /// How long a session that was moved stays where it is, seconds.
+    pub hold_seconds: u64,
+}
+
+impl Default for Balance {
+    fn default() -> Self {
+        let balance = takt_runtime::config::Balance::default();
+        Self {
+            lanes: balance.lanes,
+            high_percent: balance.high_percent,
+            low_percent: balance.low_percent,
+            hold_seconds: balance.hold.as_secs(),
+        }
+    }
 }
 
 /// `[mapping]`

@@ -23,8 +23,8 @@ use takt_datapath_udp::UdpConfig;
 use takt_datapath_xdp::{BusyPoll, Mode, XdpConfig, ZeroCopy};
 use takt_runtime::Config;
 use takt_runtime::config::{
-    Carrier, Departure, Idle, LaneConfig, Late, Limits, ListenerConfig, NetworkConfig, ScoutConfig,
-    Station,
+    Balance, Carrier, Departure, Idle, LaneConfig, Late, Limits, ListenerConfig, NetworkConfig,
+    ScoutConfig, Station,
 };
 use takt_runtime::peering::Meeting;
 use takt_runtime::peering::keys::{PeerConfig, Security};
@@ -186,6 +186,12 @@ impl From<File> for Settings {
                     file::Late::Drop => Late::Drop,
                 },
                 tolerance: Duration::from_micros(file.departure.tolerance_us.into()),
+            },
+            balance: Balance {
+                lanes: file.balance.lanes,
+                high_percent: file.balance.high_percent,
+                low_percent: file.balance.low_percent,
+                hold: Duration::from_secs(file.balance.hold_seconds),
             },
             mapping: mapping(&file.mapping),
             clock: defaults.clock,

@@ -37,6 +37,8 @@ const LONGEST_REASSEMBLY: u64 = 60_000;
 const LONGEST_LINGER: u64 = 3_600_000;
 /// Longest time for which a datapath must work again before streams return to it, milliseconds.
 const LONGEST_HOLD_DOWN: u64 = 3_600_000;
+/// Longest time that a moved session stays, seconds.
+const LONGEST_HOLD: u64 = 86_400;
 /// Most tolerance of a launch time, microseconds.
 const LONGEST_TOLERANCE: u32 = 1_000_000;
 
@@ -65,6 +67,7 @@ pub fn check(file: &File, document: &Document<'_>) -> Checked {
     limits(file, document)?;
     departure(file, document)?;
     clock(file, document)?;
+    balance(file, document)?;
     mapping(file, document)?;
     udp(file, document)?;
     if let Some(config) = &file.datapath.xdp {
@@ -824,6 +827,25 @@ fn clock(file: &File, document: &Document<'_>) -> Checked {
             way!["clock", "device"],
             "not absolute: write the whole path, such as /dev/ptp0 (see `ethtool -T`)",
         );
+    }
+    Ok(())
+}
+
+fn balance(file: &File, document: &Document<'_>) -> Checked {
+    let balance = &file.balance;
+    let wrong = |key, problem: String| fault(document, way!["balance", key], problem);
+    if !(1..=100).contains(&balance.high_percent) {
+        return wrong("high_percent", "write 1 to 100 per cent".into());
+    }
+    if balance.low_percent >= balance.high_percent {
+        let high = balance.high_percent;
+        return wrong(
+            "low_percent",
+            format!("not below `high_percent`, {high}: a lane would be overloaded and not at once"),
+        );
+    }
+    if !(1..=LONGEST_HOLD).contains(&balance.hold_seconds) {
+        return wrong("hold_seconds", format!("write 1 to {LONGEST_HOLD} seconds"));
     }
     Ok(())
 }

@@ -73,6 +73,7 @@ fn the_defaults_are_those_of_the_runtime_with_one_listener() {
     assert_eq!(settings.runtime.port, runtime.port);
     assert_eq!(settings.runtime.lanes, runtime.lanes);
     assert_eq!(settings.runtime.limits, runtime.limits);
+    assert_eq!(settings.runtime.balance, runtime.balance);
     assert_eq!(settings.runtime.mapping, runtime.mapping);
     assert_eq!(settings.clock, Sources::default());
     assert_eq!(settings.udp, UdpConfig::default());
@@ -125,6 +126,7 @@ fn every_key_is_in_the_reference_and_in_the_manual() {
         "[limits]",
         "[departure]",
         "[clock]",
+        "[balance]",
         "[mapping]",
         "[[mapping.rule]]",
         "[datapath.udp]",
@@ -934,6 +936,21 @@ fn every_fault_names_line_key_value_and_remedy() {
             "[limits]\nlinger_ms = 3600001",
             "`limits.linger_ms` = 3600001",
             "0 to 3600000 milliseconds",
+        ),
+        (
+            "[balance]\nhigh_percent = 101",
+            "`balance.high_percent` = 101",
+            "1 to 100 per cent",
+        ),
+        (
+            "[balance]\nhigh_percent = 60",
+            "`balance.low_percent`",
+            "not below `high_percent`, 60",
+        ),
+        (
+            "[balance]\nhold_seconds = 0",
+            "`balance.hold_seconds` = 0",
+            "1 to 86400 seconds",
         ),
         (
             "[mapping]\nfast_frugal = [\"xdp\", \"rdma\"]",

@@ -206,6 +206,15 @@ impl Snapshot {
         )?;
         let moved = [(Labels::new(), vec![("moved", node.streams_moved)])];
         counters(out, "streams", &moved)?;
+        let moved = &node.sessions_moved;
+        let by: Vec<_> = [
+            ("operator", moved.operator),
+            ("overload", moved.overload),
+            ("rule", moved.rule),
+        ]
+        .map(|(by, count)| (vec![("by", by.to_owned())], vec![("moved", count)]))
+        .into();
+        counters(out, "sessions", &by)?;
         let refused = &node.peering;
         let reasons: Vec<_> = [
             ("stranger", refused.strangers),
@@ -290,6 +299,29 @@ impl Snapshot {
             .map(|l| (lane_labels(l.lane), l.sessions as f64))
             .collect();
         gauge(out, "lane_sessions", "Sessions on the lane", &sessions)?;
+        let loads = || {
+            lanes
+                .iter()
+                .filter_map(|l| Some((lane_labels(l.lane), l.load?)))
+        };
+        let shares: Vec<_> = loads()
+            .map(|(labels, of)| (labels, f64::from(of.load) / 1000.0))
+            .collect();
+        gauge(
+            out,
+            "lane_load",
+            "The share of the last second in which the lane was at work",
+            &shares,
+        )?;
+        let overloaded: Vec<_> = loads()
+            .map(|(labels, of)| (labels, f64::from(u8::from(of.overloaded))))
+            .collect();
+        gauge(
+            out,
+            "lane_overloaded",
+            "Whether the lane has reached the high mark of load, and not yet gone down to the low one",
+            &overloaded,
+        )?;
         let ports: Vec<_> = lanes
             .iter()
             .flat_map(|l| l.ports.iter().map(move |p| (l.lane, p)))
@@ -567,6 +599,7 @@ fn help(subject: &str, field: &str) -> Option<&'static str> {
         ("channel" | "tenant", "emitted") => "Messages emitted",
         ("channel" | "tenant", "emitted_bytes") => "Payload bytes emitted",
         ("channel" | "tenant", "delivered") => "Copies put into sinks",
+        ("tenant", "delivered_bytes") => "Payload bytes put into sinks",
         ("channel" | "tenant", "dropped_full") => "Copies dropped because a sink's ring was full",
         ("channel" | "tenant", "dropped_memory") => {
             "Copies dropped because a sink's memory was exhausted"
@@ -679,7 +712,20 @@ mod tests {
                 uptime_seconds: 5,
                 draining: false,
                 streams_moved: 3,
-                lanes: Vec::new(),
+                sessions_moved: takt_runtime::status::SessionsMoved {
+                    overload: 2,
+                    ..Default::default()
+                },
+                lanes: vec![takt_runtime::status::LaneStatus {
+                    lane: 1,
+                    counters: LaneReading::default(),
+                    sessions: 4,
+                    load: Some(takt_runtime::status::LaneLoad {
+                        load: 905,
+                        overloaded: true,
+                    }),
+                    ports: Vec::new(),
+                }],
                 delays: vec![DelayReading::default(), delays],
                 clock: None,
                 peering: Default::default(),
@@ -724,6 +770,9 @@ mod tests {
         assert!(page.contains("\ntakt_uptime_seconds 5.0\n"), "{page}");
         assert!(page.contains("\ntakt_streams_moved_total 3\n"), "{page}");
         for line in [
+            r#"takt_sessions_moved_total{by="overload"} 2"#,
+            r#"takt_lane_load{lane="1"} 0.905"#,
+            r#"takt_lane_overloaded{lane="1"} 1.0"#,
             r#"takt_datapath_available{datapath="xdp"} 0.0"#,
             r#"takt_datapath_failures_total{datapath="xdp"} 2"#,
             r#"takt_class_queued{datapath="udp",class="0"} 3.0"#,

@@ -21,6 +21,7 @@ use takt_health::table::{Counters, Event, RuleCount, Table};
 use super::curve::Curve;
 use super::node::Node;
 use super::part::{Outlets, Part, Share, WAIT};
+use super::relieve::Relieve;
 use super::remap::Remap;
 use super::source::{By, Observe, Source};
 use super::tai;
@@ -155,13 +156,22 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether rules may have sessions of the watched node leave their lanes.
+    pub fn relieve(&mut self, moves: bool, source: &Source) -> Result<(), Failure> {
+        if !moves {
+            return self.needs(Action::Move, "--move, and watch a node with --node");
+        }
+        self.outlets.relieve(Relieve::open(source));
+        Ok(())
+    }
+
     /// Refuses rules that do what nothing was named for.
     fn needs(&self, action: Action, option: &str) -> Result<(), Failure> {
         let rules = &self.document().rules;
         match rules.iter().find(|rule| rule.actions.contains(&action)) {
             None => Ok(()),
             Some(rule) => Err(Failure::Other(format!(
-                "rule {} has {}: say where to with {option}",
+                "rule {} has {}: allow it, and say where to, with {option}",
                 rule.name,
                 action.name()
             ))),
@@ -173,7 +183,7 @@ impl Engine {
         let mut actions = document.rules.iter().flat_map(|rule| &rule.actions);
         if actions.any(|action| !self.outlets.has(*action)) {
             eprintln!(
-                "takt: the changed rules mirror, control or remap, and no --mirror, --control or --remap is given: the old ones stay"
+                "takt: the changed rules mirror, control, remap or move, and no --mirror, --control, --remap or --move is given: the old ones stay"
             );
             return;
         }

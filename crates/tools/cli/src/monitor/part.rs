@@ -22,6 +22,7 @@ use taktd::admin::proto::CapturedPacket;
 
 use super::curve::Curve;
 use super::node::{self, Node};
+use super::relieve::Relieve;
 use super::remap::Remap;
 use super::tai::{self, utc_now};
 use crate::balance::control;
@@ -57,6 +58,7 @@ pub struct Outlets {
     control_failed: AtomicU64,
     control_trouble: OnceLock<String>,
     remap: Option<Remap>,
+    relieve: Option<Relieve>,
 }
 
 /// Who gets control messages.
@@ -85,12 +87,18 @@ impl Outlets {
         self.remap = Some(remap);
     }
 
+    /// Sessions leave their lanes here.
+    pub fn relieve(&mut self, relieve: Relieve) {
+        self.relieve = Some(relieve);
+    }
+
     /// Whether there is one for this.
     pub fn has(&self, action: Action) -> bool {
         match action {
             Action::Mirror => self.mirror.is_some(),
             Action::Control => self.control.is_some(),
             Action::Remap => self.remap.is_some(),
+            Action::Move => self.relieve.is_some(),
             Action::Event | Action::Metric => true,
         }
     }
@@ -129,6 +137,9 @@ impl Outlets {
     pub fn finish(&mut self) -> Option<String> {
         if let Some(remap) = self.remap.take() {
             remap.finish();
+        }
+        if let Some(relieve) = self.relieve.take() {
+            relieve.finish();
         }
         self.write(Writer::flush);
         let mirror = self.mirror.as_ref()?.lock();
@@ -485,6 +496,14 @@ impl Part {
                 && let Some(remap) = &outlets.remap
             {
                 remap.tell(&event.key, begins);
+            }
+            if let What::Rule {
+                begins: true, rule, ..
+            } = &event.what
+                && wanted(Action::Move)
+                && let Some(relieve) = &outlets.relieve
+            {
+                relieve.tell(&event.key, rule);
             }
             if wanted(Action::Event) {
                 self.events.push(event);

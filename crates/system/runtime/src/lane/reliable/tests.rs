@@ -263,6 +263,7 @@ impl Host {
             number: 900 + app.id.0,
             first: 0,
             reliability,
+            waits: false,
         });
         self.lane.poll();
     }

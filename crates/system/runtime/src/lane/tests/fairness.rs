@@ -199,6 +199,7 @@ impl Guest {
             number: self.id.0 << 16 | source.0 as u32,
             first,
             reliability,
+            waits: false,
         });
         source
     }
