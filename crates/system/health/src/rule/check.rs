@@ -426,7 +426,7 @@ mod tests {
             codes(&(written("a", one) + &written("b", other)))
         };
         let none = Vec::<&str>::new();
-        for does in ["control", "remap"] {
+        for does in ["control", "remap", "move"] {
             let late = ["udp * > *", "delay > 5ms", does];
             assert_eq!(both(late, ["*", "delay < 6ms", does]), ["contradiction"]);
             assert_eq!(both(late, ["*", "delay < 2ms", does]), ["opposite"]);

@@ -271,24 +271,26 @@ async fn is_overloaded(client: &mut Client) -> Option<()> {
     (lane.overloaded && lane.load_permille.is_some_and(|load| load >= 100)).then_some(())
 }
 
+/// The victim shares the first lane with the hog: by itself, unless that had more sessions than the other.
+async fn on_the_hogs_lane(client: &mut Client, pair: &Pair) {
+    let told = session(client, "victim").await.expect("the victim");
+    if told.lane != 0 {
+        let session = told.session;
+        let request = MoveSessionRequest { session, lane: 0 };
+        client.move_session(request).await.expect("moved");
+        until("it is back", || {
+            (pair.victim.attachments() == 2).then_some(())
+        });
+    }
+}
+
 #[tokio::test]
 async fn a_session_beside_a_hog_leaves_its_lane_and_nothing_of_it_is_reordered() {
     let daemon = Daemon::start(&configuration(false, ""));
     let mut client = daemon.client().await;
     let _hog = hog(&daemon);
     let pair = Pair::start(&daemon);
-    let told = session(&mut client, "victim").await.expect("the victim");
-    // Whoever came when the hog's lane had no more sessions than the other.
-    if told.lane != 0 {
-        let request = MoveSessionRequest {
-            session: told.session,
-            lane: 0,
-        };
-        client.move_session(request).await.expect("moved");
-        until("it is back", || {
-            (pair.victim.attachments() == 2).then_some(())
-        });
-    }
+    on_the_hogs_lane(&mut client, &pair).await;
     await_that("the lane is overloaded", &mut client, is_overloaded).await;
     pair.flows();
     // Off, which is the default, it suffers.
@@ -325,6 +327,46 @@ async fn a_session_beside_a_hog_leaves_its_lane_and_nothing_of_it_is_reordered()
             .overload,
         1
     );
+    pair.check();
+}
+
+#[tokio::test]
+async fn a_rule_has_the_readers_of_a_channel_leave_once_also_where_none_leaves_by_itself() {
+    let daemon = Daemon::start(&configuration(false, ""));
+    let mut client = daemon.client().await;
+    let _hog = hog(&daemon);
+    let pair = Pair::start(&daemon);
+    on_the_hogs_lane(&mut client, &pair).await;
+    await_that("the lane is overloaded", &mut client, is_overloaded).await;
+    let hold = MARKS.replace("3600", "1");
+    // What an operator has moved stays for a while, too.
+    reload(&daemon, &mut client, &configuration(false, "").replace(MARKS, &hold)).await;
+    let ask = |channel, readers| RelieveChannelRequest {
+        channel,
+        readers,
+        rule: "late".into(),
+    };
+    let nobody = client.relieve_channel(ask(4711, true)).await;
+    let nobody = nobody.expect("answered").into_inner();
+    assert_eq!((nobody.moved, &nobody.stay[..]), (0, ""));
+    await_that("the victim leaves", &mut client, async |client| {
+        let answer = client.relieve_channel(ask(9, true)).await.expect("answered");
+        (answer.into_inner().moved == 1).then_some(())
+    })
+    .await;
+    let victim = await_that("it is back", &mut client, async |client| {
+        let victim = session(client, "victim").await?;
+        (victim.lane == 1).then_some(victim)
+    })
+    .await;
+    assert_eq!(victim.moved_why, "rule late");
+    reload(&daemon, &mut client, &configuration(false, "")).await;
+    let again = client.relieve_channel(ask(9, true)).await;
+    let again = again.expect("answered").into_inner();
+    assert_eq!(again.moved, 0);
+    assert!(again.stay.contains("hold_seconds"), "{}", again.stay);
+    let moved = node(&mut client).await.sessions_moved.unwrap_or_default();
+    assert_eq!((moved.overload, moved.rule), (0, 1));
     pair.check();
 }
 
