@@ -482,7 +482,9 @@ type Node struct {
 	// Whether its clock follows a reference. These delays mean something only where it does, and the sender's as well.
 	ClockState ClockState `protobuf:"varint,14,opt,name=clock_state,json=clockState,proto3,enum=takt.admin.v1.ClockState" json:"clock_state,omitempty"`
 	// The public key that the node is going to have, in base64; empty: none was made.
-	NextKey       string `protobuf:"bytes,15,opt,name=next_key,json=nextKey,proto3" json:"next_key,omitempty"`
+	NextKey string `protobuf:"bytes,15,opt,name=next_key,json=nextKey,proto3" json:"next_key,omitempty"`
+	// How often sessions were moved to another lane.
+	SessionsMoved *SessionsMoved `protobuf:"bytes,16,opt,name=sessions_moved,json=sessionsMoved,proto3" json:"sessions_moved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -622,6 +624,13 @@ func (x *Node) GetNextKey() string {
 	return ""
 }
 
+func (x *Node) GetSessionsMoved() *SessionsMoved {
+	if x != nil {
+		return x.SessionsMoved
+	}
+	return nil
+}
+
 // One-way delays of messages of a class from other nodes: from when the sender's lane took them, so that what waits there for its
 // launch time counts, until they were whole here. As good as the clocks of the two nodes agree.
 type ClassDelays struct {
@@ -723,6 +732,70 @@ func (x *ClassDelays) GetNegative() uint64 {
 	return 0
 }
 
+// How often sessions were moved to another lane, by who has moved them.
+type SessionsMoved struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Operators.
+	Operator uint64 `protobuf:"varint,1,opt,name=operator,proto3" json:"operator,omitempty"`
+	// The node, because their lane was overloaded.
+	Overload uint64 `protobuf:"varint,2,opt,name=overload,proto3" json:"overload,omitempty"`
+	// Rules of network health.
+	Rule          uint64 `protobuf:"varint,3,opt,name=rule,proto3" json:"rule,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionsMoved) Reset() {
+	*x = SessionsMoved{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionsMoved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionsMoved) ProtoMessage() {}
+
+func (x *SessionsMoved) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionsMoved.ProtoReflect.Descriptor instead.
+func (*SessionsMoved) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *SessionsMoved) GetOperator() uint64 {
+	if x != nil {
+		return x.Operator
+	}
+	return 0
+}
+
+func (x *SessionsMoved) GetOverload() uint64 {
+	if x != nil {
+		return x.Overload
+	}
+	return 0
+}
+
+func (x *SessionsMoved) GetRule() uint64 {
+	if x != nil {
+		return x.Rule
+	}
+	return 0
+}
+
 // A lane: one polling thread.
 type Lane struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -733,14 +806,18 @@ type Lane struct {
 	// What it counts.
 	Counters *LaneCounters `protobuf:"bytes,3,opt,name=counters,proto3" json:"counters,omitempty"`
 	// Its ports, one for each datapath, and those that connect it with the other lanes.
-	Ports         []*Port `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`
+	Ports []*Port `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`
+	// The share of the last second in which it was at work, per mille; absent on a node of one lane, and in the first second.
+	LoadPermille *uint32 `protobuf:"varint,5,opt,name=load_permille,json=loadPermille,proto3,oneof" json:"load_permille,omitempty"`
+	// Whether it has reached the high mark of the configuration, and not yet gone down to the low one.
+	Overloaded    bool `protobuf:"varint,6,opt,name=overloaded,proto3" json:"overloaded,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[4]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -752,7 +829,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[4]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -765,7 +842,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Lane) GetLane() uint32 {
@@ -794,6 +871,20 @@ func (x *Lane) GetPorts() []*Port {
 		return x.Ports
 	}
 	return nil
+}
+
+func (x *Lane) GetLoadPermille() uint32 {
+	if x != nil && x.LoadPermille != nil {
+		return *x.LoadPermille
+	}
+	return 0
+}
+
+func (x *Lane) GetOverloaded() bool {
+	if x != nil {
+		return x.Overloaded
+	}
+	return false
 }
 
 // What a lane did and refused.
@@ -846,7 +937,7 @@ type LaneCounters struct {
 
 func (x *LaneCounters) Reset() {
 	*x = LaneCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -858,7 +949,7 @@ func (x *LaneCounters) String() string {
 func (*LaneCounters) ProtoMessage() {}
 
 func (x *LaneCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -871,7 +962,7 @@ func (x *LaneCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneCounters.ProtoReflect.Descriptor instead.
 func (*LaneCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *LaneCounters) GetPolls() uint64 {
@@ -1029,7 +1120,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1132,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +1145,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Port) GetDatapath() string {
@@ -1101,7 +1192,7 @@ type PortCounters struct {
 
 func (x *PortCounters) Reset() {
 	*x = PortCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1113,7 +1204,7 @@ func (x *PortCounters) String() string {
 func (*PortCounters) ProtoMessage() {}
 
 func (x *PortCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1126,7 +1217,7 @@ func (x *PortCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortCounters.ProtoReflect.Descriptor instead.
 func (*PortCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PortCounters) GetTxDatagrams() uint64 {
@@ -1200,7 +1291,7 @@ type PeeringCounters struct {
 
 func (x *PeeringCounters) Reset() {
 	*x = PeeringCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1303,7 @@ func (x *PeeringCounters) String() string {
 func (*PeeringCounters) ProtoMessage() {}
 
 func (x *PeeringCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1316,7 @@ func (x *PeeringCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeeringCounters.ProtoReflect.Descriptor instead.
 func (*PeeringCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PeeringCounters) GetStrangers() uint64 {
@@ -1280,7 +1371,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +1383,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +1396,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListSessionsRequest) GetIdentity() string {
@@ -1325,7 +1416,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1337,7 +1428,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1350,7 +1441,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -1373,7 +1464,7 @@ type Unserved struct {
 
 func (x *Unserved) Reset() {
 	*x = Unserved{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1385,7 +1476,7 @@ func (x *Unserved) String() string {
 func (*Unserved) ProtoMessage() {}
 
 func (x *Unserved) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1398,7 +1489,7 @@ func (x *Unserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unserved.ProtoReflect.Descriptor instead.
 func (*Unserved) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Unserved) GetReason() string {
@@ -1443,14 +1534,18 @@ type Session struct {
 	// Messages that it says went by no lane.
 	DirectMessages uint64 `protobuf:"varint,12,opt,name=direct_messages,json=directMessages,proto3" json:"direct_messages,omitempty"`
 	// Payload bytes of those.
-	DirectBytes   uint64 `protobuf:"varint,13,opt,name=direct_bytes,json=directBytes,proto3" json:"direct_bytes,omitempty"`
+	DirectBytes uint64 `protobuf:"varint,13,opt,name=direct_bytes,json=directBytes,proto3" json:"direct_bytes,omitempty"`
+	// How often it was moved to another lane.
+	Moved uint64 `protobuf:"varint,14,opt,name=moved,proto3" json:"moved,omitempty"`
+	// Why, the last time; empty: it was not.
+	MovedWhy      string `protobuf:"bytes,15,opt,name=moved_why,json=movedWhy,proto3" json:"moved_why,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1462,7 +1557,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1475,7 +1570,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Session) GetSession() uint64 {
@@ -1569,6 +1664,20 @@ func (x *Session) GetDirectBytes() uint64 {
 	return 0
 }
 
+func (x *Session) GetMoved() uint64 {
+	if x != nil {
+		return x.Moved
+	}
+	return 0
+}
+
+func (x *Session) GetMovedWhy() string {
+	if x != nil {
+		return x.MovedWhy
+	}
+	return ""
+}
+
 // A sink that a source of the same trust domain gives its messages itself.
 type Direct struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1588,7 +1697,7 @@ type Direct struct {
 
 func (x *Direct) Reset() {
 	*x = Direct{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1600,7 +1709,7 @@ func (x *Direct) String() string {
 func (*Direct) ProtoMessage() {}
 
 func (x *Direct) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1613,7 +1722,7 @@ func (x *Direct) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Direct.ProtoReflect.Descriptor instead.
 func (*Direct) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Direct) GetRing() uint32 {
@@ -1682,7 +1791,7 @@ type Stream struct {
 
 func (x *Stream) Reset() {
 	*x = Stream{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1694,7 +1803,7 @@ func (x *Stream) String() string {
 func (*Stream) ProtoMessage() {}
 
 func (x *Stream) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1707,7 +1816,7 @@ func (x *Stream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stream.ProtoReflect.Descriptor instead.
 func (*Stream) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Stream) GetStream() uint32 {
@@ -1813,13 +1922,15 @@ type SessionCounters struct {
 	// Messages with a launch time that did not leave for all that they were for: late, outside the schedule, refused or
 	// without a path.
 	LaunchesMissed uint64 `protobuf:"varint,11,opt,name=launches_missed,json=launchesMissed,proto3" json:"launches_missed,omitempty"`
+	// Payload bytes put into its sinks.
+	DeliveredBytes uint64 `protobuf:"varint,12,opt,name=delivered_bytes,json=deliveredBytes,proto3" json:"delivered_bytes,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SessionCounters) Reset() {
 	*x = SessionCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1831,7 +1942,7 @@ func (x *SessionCounters) String() string {
 func (*SessionCounters) ProtoMessage() {}
 
 func (x *SessionCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1844,7 +1955,7 @@ func (x *SessionCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionCounters.ProtoReflect.Descriptor instead.
 func (*SessionCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SessionCounters) GetEmitted() uint64 {
@@ -1924,6 +2035,13 @@ func (x *SessionCounters) GetLaunchesMissed() uint64 {
 	return 0
 }
 
+func (x *SessionCounters) GetDeliveredBytes() uint64 {
+	if x != nil {
+		return x.DeliveredBytes
+	}
+	return 0
+}
+
 type EndSessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its number.
@@ -1936,7 +2054,7 @@ type EndSessionRequest struct {
 
 func (x *EndSessionRequest) Reset() {
 	*x = EndSessionRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1948,7 +2066,7 @@ func (x *EndSessionRequest) String() string {
 func (*EndSessionRequest) ProtoMessage() {}
 
 func (x *EndSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1961,7 +2079,7 @@ func (x *EndSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSessionRequest.ProtoReflect.Descriptor instead.
 func (*EndSessionRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EndSessionRequest) GetSession() uint64 {
@@ -1988,7 +2106,7 @@ type EndSessionResponse struct {
 
 func (x *EndSessionResponse) Reset() {
 	*x = EndSessionResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2000,7 +2118,7 @@ func (x *EndSessionResponse) String() string {
 func (*EndSessionResponse) ProtoMessage() {}
 
 func (x *EndSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2013,7 +2131,7 @@ func (x *EndSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSessionResponse.ProtoReflect.Descriptor instead.
 func (*EndSessionResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EndSessionResponse) GetEnded() bool {
@@ -2035,7 +2153,7 @@ type MoveSessionRequest struct {
 
 func (x *MoveSessionRequest) Reset() {
 	*x = MoveSessionRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2165,7 @@ func (x *MoveSessionRequest) String() string {
 func (*MoveSessionRequest) ProtoMessage() {}
 
 func (x *MoveSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2178,7 @@ func (x *MoveSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveSessionRequest.ProtoReflect.Descriptor instead.
 func (*MoveSessionRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MoveSessionRequest) GetSession() uint64 {
@@ -2085,7 +2203,7 @@ type MoveSessionResponse struct {
 
 func (x *MoveSessionResponse) Reset() {
 	*x = MoveSessionResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2097,7 +2215,7 @@ func (x *MoveSessionResponse) String() string {
 func (*MoveSessionResponse) ProtoMessage() {}
 
 func (x *MoveSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2110,7 +2228,124 @@ func (x *MoveSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveSessionResponse.ProtoReflect.Descriptor instead.
 func (*MoveSessionResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+}
+
+type RelieveChannelRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The channel.
+	Channel uint64 `protobuf:"varint,1,opt,name=channel,proto3" json:"channel,omitempty"`
+	// Of the sessions that read it; else of those that write it.
+	Readers bool `protobuf:"varint,2,opt,name=readers,proto3" json:"readers,omitempty"`
+	// The rule of network health that wants it, for people.
+	Rule          string `protobuf:"bytes,3,opt,name=rule,proto3" json:"rule,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelieveChannelRequest) Reset() {
+	*x = RelieveChannelRequest{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelieveChannelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelieveChannelRequest) ProtoMessage() {}
+
+func (x *RelieveChannelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelieveChannelRequest.ProtoReflect.Descriptor instead.
+func (*RelieveChannelRequest) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *RelieveChannelRequest) GetChannel() uint64 {
+	if x != nil {
+		return x.Channel
+	}
+	return 0
+}
+
+func (x *RelieveChannelRequest) GetReaders() bool {
+	if x != nil {
+		return x.Readers
+	}
+	return false
+}
+
+func (x *RelieveChannelRequest) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+type RelieveChannelResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Sessions that have left their lanes.
+	Moved uint32 `protobuf:"varint,1,opt,name=moved,proto3" json:"moved,omitempty"`
+	// Why others stay; empty: none does.
+	Stay          string `protobuf:"bytes,2,opt,name=stay,proto3" json:"stay,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelieveChannelResponse) Reset() {
+	*x = RelieveChannelResponse{}
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelieveChannelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelieveChannelResponse) ProtoMessage() {}
+
+func (x *RelieveChannelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelieveChannelResponse.ProtoReflect.Descriptor instead.
+func (*RelieveChannelResponse) Descriptor() ([]byte, []int) {
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *RelieveChannelResponse) GetMoved() uint32 {
+	if x != nil {
+		return x.Moved
+	}
+	return 0
+}
+
+func (x *RelieveChannelResponse) GetStay() string {
+	if x != nil {
+		return x.Stay
+	}
+	return ""
 }
 
 type MapChannelRequest struct {
@@ -2125,7 +2360,7 @@ type MapChannelRequest struct {
 
 func (x *MapChannelRequest) Reset() {
 	*x = MapChannelRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2137,7 +2372,7 @@ func (x *MapChannelRequest) String() string {
 func (*MapChannelRequest) ProtoMessage() {}
 
 func (x *MapChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2150,7 +2385,7 @@ func (x *MapChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapChannelRequest.ProtoReflect.Descriptor instead.
 func (*MapChannelRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MapChannelRequest) GetChannel() uint64 {
@@ -2178,7 +2413,7 @@ type MapChannelResponse struct {
 
 func (x *MapChannelResponse) Reset() {
 	*x = MapChannelResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2425,7 @@ func (x *MapChannelResponse) String() string {
 func (*MapChannelResponse) ProtoMessage() {}
 
 func (x *MapChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2438,7 @@ func (x *MapChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapChannelResponse.ProtoReflect.Descriptor instead.
 func (*MapChannelResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MapChannelResponse) GetStreams() uint32 {
@@ -2225,7 +2460,7 @@ type ListChannelsRequest struct {
 
 func (x *ListChannelsRequest) Reset() {
 	*x = ListChannelsRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2472,7 @@ func (x *ListChannelsRequest) String() string {
 func (*ListChannelsRequest) ProtoMessage() {}
 
 func (x *ListChannelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2485,7 @@ func (x *ListChannelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListChannelsRequest.ProtoReflect.Descriptor instead.
 func (*ListChannelsRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListChannelsRequest) GetFirst() uint64 {
@@ -2277,7 +2512,7 @@ type ListChannelsResponse struct {
 
 func (x *ListChannelsResponse) Reset() {
 	*x = ListChannelsResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2289,7 +2524,7 @@ func (x *ListChannelsResponse) String() string {
 func (*ListChannelsResponse) ProtoMessage() {}
 
 func (x *ListChannelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2302,7 +2537,7 @@ func (x *ListChannelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListChannelsResponse.ProtoReflect.Descriptor instead.
 func (*ListChannelsResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListChannelsResponse) GetChannels() []*Channel {
@@ -2333,7 +2568,7 @@ type Channel struct {
 
 func (x *Channel) Reset() {
 	*x = Channel{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2345,7 +2580,7 @@ func (x *Channel) String() string {
 func (*Channel) ProtoMessage() {}
 
 func (x *Channel) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2358,7 +2593,7 @@ func (x *Channel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Channel.ProtoReflect.Descriptor instead.
 func (*Channel) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Channel) GetChannel() uint64 {
@@ -2447,7 +2682,7 @@ type ChannelCounters struct {
 
 func (x *ChannelCounters) Reset() {
 	*x = ChannelCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2459,7 +2694,7 @@ func (x *ChannelCounters) String() string {
 func (*ChannelCounters) ProtoMessage() {}
 
 func (x *ChannelCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2472,7 +2707,7 @@ func (x *ChannelCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelCounters.ProtoReflect.Descriptor instead.
 func (*ChannelCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ChannelCounters) GetEmitted() uint64 {
@@ -2602,7 +2837,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2849,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2862,7 @@ func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersRequest.ProtoReflect.Descriptor instead.
 func (*ListPeersRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 type ListPeersResponse struct {
@@ -2639,7 +2874,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2651,7 +2886,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2664,7 +2899,7 @@ func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersResponse.ProtoReflect.Descriptor instead.
 func (*ListPeersResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListPeersResponse) GetPeers() []*Peer {
@@ -2707,7 +2942,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2719,7 +2954,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2732,7 +2967,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Peer) GetAddress() string {
@@ -2834,7 +3069,7 @@ type AddPeerRequest struct {
 
 func (x *AddPeerRequest) Reset() {
 	*x = AddPeerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2846,7 +3081,7 @@ func (x *AddPeerRequest) String() string {
 func (*AddPeerRequest) ProtoMessage() {}
 
 func (x *AddPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2859,7 +3094,7 @@ func (x *AddPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPeerRequest.ProtoReflect.Descriptor instead.
 func (*AddPeerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AddPeerRequest) GetAddress() string {
@@ -2893,7 +3128,7 @@ type AddPeerResponse struct {
 
 func (x *AddPeerResponse) Reset() {
 	*x = AddPeerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2905,7 +3140,7 @@ func (x *AddPeerResponse) String() string {
 func (*AddPeerResponse) ProtoMessage() {}
 
 func (x *AddPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2918,7 +3153,7 @@ func (x *AddPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPeerResponse.ProtoReflect.Descriptor instead.
 func (*AddPeerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AddPeerResponse) GetAdded() bool {
@@ -2938,7 +3173,7 @@ type RemovePeerRequest struct {
 
 func (x *RemovePeerRequest) Reset() {
 	*x = RemovePeerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2950,7 +3185,7 @@ func (x *RemovePeerRequest) String() string {
 func (*RemovePeerRequest) ProtoMessage() {}
 
 func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2963,7 +3198,7 @@ func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerRequest.ProtoReflect.Descriptor instead.
 func (*RemovePeerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RemovePeerRequest) GetAddress() string {
@@ -2983,7 +3218,7 @@ type RemovePeerResponse struct {
 
 func (x *RemovePeerResponse) Reset() {
 	*x = RemovePeerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2995,7 +3230,7 @@ func (x *RemovePeerResponse) String() string {
 func (*RemovePeerResponse) ProtoMessage() {}
 
 func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3008,7 +3243,7 @@ func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerResponse.ProtoReflect.Descriptor instead.
 func (*RemovePeerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RemovePeerResponse) GetRemoved() bool {
@@ -3026,7 +3261,7 @@ type NextKeyRequest struct {
 
 func (x *NextKeyRequest) Reset() {
 	*x = NextKeyRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3273,7 @@ func (x *NextKeyRequest) String() string {
 func (*NextKeyRequest) ProtoMessage() {}
 
 func (x *NextKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3286,7 @@ func (x *NextKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NextKeyRequest.ProtoReflect.Descriptor instead.
 func (*NextKeyRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 type NextKeyResponse struct {
@@ -3064,7 +3299,7 @@ type NextKeyResponse struct {
 
 func (x *NextKeyResponse) Reset() {
 	*x = NextKeyResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3076,7 +3311,7 @@ func (x *NextKeyResponse) String() string {
 func (*NextKeyResponse) ProtoMessage() {}
 
 func (x *NextKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3089,7 +3324,7 @@ func (x *NextKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NextKeyResponse.ProtoReflect.Descriptor instead.
 func (*NextKeyResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NextKeyResponse) GetKey() string {
@@ -3109,7 +3344,7 @@ type SwitchKeyRequest struct {
 
 func (x *SwitchKeyRequest) Reset() {
 	*x = SwitchKeyRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +3356,7 @@ func (x *SwitchKeyRequest) String() string {
 func (*SwitchKeyRequest) ProtoMessage() {}
 
 func (x *SwitchKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +3369,7 @@ func (x *SwitchKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchKeyRequest.ProtoReflect.Descriptor instead.
 func (*SwitchKeyRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SwitchKeyRequest) GetKey() string {
@@ -3156,7 +3391,7 @@ type SwitchKeyResponse struct {
 
 func (x *SwitchKeyResponse) Reset() {
 	*x = SwitchKeyResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3168,7 +3403,7 @@ func (x *SwitchKeyResponse) String() string {
 func (*SwitchKeyResponse) ProtoMessage() {}
 
 func (x *SwitchKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3181,7 +3416,7 @@ func (x *SwitchKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchKeyResponse.ProtoReflect.Descriptor instead.
 func (*SwitchKeyResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SwitchKeyResponse) GetKey() string {
@@ -3206,7 +3441,7 @@ type ListDatapathsRequest struct {
 
 func (x *ListDatapathsRequest) Reset() {
 	*x = ListDatapathsRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3218,7 +3453,7 @@ func (x *ListDatapathsRequest) String() string {
 func (*ListDatapathsRequest) ProtoMessage() {}
 
 func (x *ListDatapathsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3231,7 +3466,7 @@ func (x *ListDatapathsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDatapathsRequest.ProtoReflect.Descriptor instead.
 func (*ListDatapathsRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 type ListDatapathsResponse struct {
@@ -3243,7 +3478,7 @@ type ListDatapathsResponse struct {
 
 func (x *ListDatapathsResponse) Reset() {
 	*x = ListDatapathsResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3255,7 +3490,7 @@ func (x *ListDatapathsResponse) String() string {
 func (*ListDatapathsResponse) ProtoMessage() {}
 
 func (x *ListDatapathsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3268,7 +3503,7 @@ func (x *ListDatapathsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDatapathsResponse.ProtoReflect.Descriptor instead.
 func (*ListDatapathsResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListDatapathsResponse) GetDatapaths() []*Datapath {
@@ -3305,7 +3540,7 @@ type Datapath struct {
 
 func (x *Datapath) Reset() {
 	*x = Datapath{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3317,7 +3552,7 @@ func (x *Datapath) String() string {
 func (*Datapath) ProtoMessage() {}
 
 func (x *Datapath) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3330,7 +3565,7 @@ func (x *Datapath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Datapath.ProtoReflect.Descriptor instead.
 func (*Datapath) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Datapath) GetName() string {
@@ -3404,7 +3639,7 @@ type ListListenersRequest struct {
 
 func (x *ListListenersRequest) Reset() {
 	*x = ListListenersRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3416,7 +3651,7 @@ func (x *ListListenersRequest) String() string {
 func (*ListListenersRequest) ProtoMessage() {}
 
 func (x *ListListenersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3429,7 +3664,7 @@ func (x *ListListenersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListenersRequest.ProtoReflect.Descriptor instead.
 func (*ListListenersRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 type ListListenersResponse struct {
@@ -3442,7 +3677,7 @@ type ListListenersResponse struct {
 
 func (x *ListListenersResponse) Reset() {
 	*x = ListListenersResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3454,7 +3689,7 @@ func (x *ListListenersResponse) String() string {
 func (*ListListenersResponse) ProtoMessage() {}
 
 func (x *ListListenersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3467,7 +3702,7 @@ func (x *ListListenersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListenersResponse.ProtoReflect.Descriptor instead.
 func (*ListListenersResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListListenersResponse) GetListeners() []*ListenerStatus {
@@ -3504,7 +3739,7 @@ type ListenerStatus struct {
 
 func (x *ListenerStatus) Reset() {
 	*x = ListenerStatus{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3516,7 +3751,7 @@ func (x *ListenerStatus) String() string {
 func (*ListenerStatus) ProtoMessage() {}
 
 func (x *ListenerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3529,7 +3764,7 @@ func (x *ListenerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenerStatus.ProtoReflect.Descriptor instead.
 func (*ListenerStatus) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListenerStatus) GetListener() *Listener {
@@ -3621,7 +3856,7 @@ type DeclaredStreamCounters struct {
 
 func (x *DeclaredStreamCounters) Reset() {
 	*x = DeclaredStreamCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3633,7 +3868,7 @@ func (x *DeclaredStreamCounters) String() string {
 func (*DeclaredStreamCounters) ProtoMessage() {}
 
 func (x *DeclaredStreamCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3646,7 +3881,7 @@ func (x *DeclaredStreamCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclaredStreamCounters.ProtoReflect.Descriptor instead.
 func (*DeclaredStreamCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeclaredStreamCounters) GetName() string {
@@ -3734,7 +3969,7 @@ type Listener struct {
 
 func (x *Listener) Reset() {
 	*x = Listener{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3746,7 +3981,7 @@ func (x *Listener) String() string {
 func (*Listener) ProtoMessage() {}
 
 func (x *Listener) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3759,7 +3994,7 @@ func (x *Listener) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listener.ProtoReflect.Descriptor instead.
 func (*Listener) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Listener) GetPath() string {
@@ -3929,7 +4164,7 @@ type DeclaredStream struct {
 
 func (x *DeclaredStream) Reset() {
 	*x = DeclaredStream{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3941,7 +4176,7 @@ func (x *DeclaredStream) String() string {
 func (*DeclaredStream) ProtoMessage() {}
 
 func (x *DeclaredStream) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3954,7 +4189,7 @@ func (x *DeclaredStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclaredStream.ProtoReflect.Descriptor instead.
 func (*DeclaredStream) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeclaredStream) GetName() string {
@@ -4042,7 +4277,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4054,7 +4289,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4067,7 +4302,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Endpoint) GetNetwork() string {
@@ -4123,7 +4358,7 @@ type ChannelRange struct {
 
 func (x *ChannelRange) Reset() {
 	*x = ChannelRange{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4135,7 +4370,7 @@ func (x *ChannelRange) String() string {
 func (*ChannelRange) ProtoMessage() {}
 
 func (x *ChannelRange) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4148,7 +4383,7 @@ func (x *ChannelRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelRange.ProtoReflect.Descriptor instead.
 func (*ChannelRange) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ChannelRange) GetFirst() uint64 {
@@ -4180,7 +4415,7 @@ type SetListenerRequest struct {
 
 func (x *SetListenerRequest) Reset() {
 	*x = SetListenerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4192,7 +4427,7 @@ func (x *SetListenerRequest) String() string {
 func (*SetListenerRequest) ProtoMessage() {}
 
 func (x *SetListenerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4205,7 +4440,7 @@ func (x *SetListenerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetListenerRequest.ProtoReflect.Descriptor instead.
 func (*SetListenerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SetListenerRequest) GetListener() *Listener {
@@ -4239,7 +4474,7 @@ type KeptListeners struct {
 
 func (x *KeptListeners) Reset() {
 	*x = KeptListeners{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4251,7 +4486,7 @@ func (x *KeptListeners) String() string {
 func (*KeptListeners) ProtoMessage() {}
 
 func (x *KeptListeners) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4264,7 +4499,7 @@ func (x *KeptListeners) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptListeners.ProtoReflect.Descriptor instead.
 func (*KeptListeners) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *KeptListeners) GetListeners() []*Listener {
@@ -4282,7 +4517,7 @@ type SetListenerResponse struct {
 
 func (x *SetListenerResponse) Reset() {
 	*x = SetListenerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4294,7 +4529,7 @@ func (x *SetListenerResponse) String() string {
 func (*SetListenerResponse) ProtoMessage() {}
 
 func (x *SetListenerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4307,7 +4542,7 @@ func (x *SetListenerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetListenerResponse.ProtoReflect.Descriptor instead.
 func (*SetListenerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 type ListNetworksRequest struct {
@@ -4318,7 +4553,7 @@ type ListNetworksRequest struct {
 
 func (x *ListNetworksRequest) Reset() {
 	*x = ListNetworksRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4330,7 +4565,7 @@ func (x *ListNetworksRequest) String() string {
 func (*ListNetworksRequest) ProtoMessage() {}
 
 func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4343,7 +4578,7 @@ func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 type ListNetworksResponse struct {
@@ -4355,7 +4590,7 @@ type ListNetworksResponse struct {
 
 func (x *ListNetworksResponse) Reset() {
 	*x = ListNetworksResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4367,7 +4602,7 @@ func (x *ListNetworksResponse) String() string {
 func (*ListNetworksResponse) ProtoMessage() {}
 
 func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4380,7 +4615,7 @@ func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListNetworksResponse) GetNetworks() []*Network {
@@ -4425,7 +4660,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4437,7 +4672,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4450,7 +4685,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Network) GetName() string {
@@ -4561,7 +4796,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4573,7 +4808,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4586,7 +4821,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Route) GetDestination() string {
@@ -4634,7 +4869,7 @@ type Station struct {
 
 func (x *Station) Reset() {
 	*x = Station{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4646,7 +4881,7 @@ func (x *Station) String() string {
 func (*Station) ProtoMessage() {}
 
 func (x *Station) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4659,7 +4894,7 @@ func (x *Station) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Station.ProtoReflect.Descriptor instead.
 func (*Station) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Station) GetMac() string {
@@ -4711,7 +4946,7 @@ type NetworkCounters struct {
 
 func (x *NetworkCounters) Reset() {
 	*x = NetworkCounters{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4723,7 +4958,7 @@ func (x *NetworkCounters) String() string {
 func (*NetworkCounters) ProtoMessage() {}
 
 func (x *NetworkCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4736,7 +4971,7 @@ func (x *NetworkCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkCounters.ProtoReflect.Descriptor instead.
 func (*NetworkCounters) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *NetworkCounters) GetSent() uint64 {
@@ -4792,7 +5027,7 @@ type SetStationRequest struct {
 
 func (x *SetStationRequest) Reset() {
 	*x = SetStationRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4804,7 +5039,7 @@ func (x *SetStationRequest) String() string {
 func (*SetStationRequest) ProtoMessage() {}
 
 func (x *SetStationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4817,7 +5052,7 @@ func (x *SetStationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStationRequest.ProtoReflect.Descriptor instead.
 func (*SetStationRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *SetStationRequest) GetNetwork() string {
@@ -4842,7 +5077,7 @@ type SetStationResponse struct {
 
 func (x *SetStationResponse) Reset() {
 	*x = SetStationResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4854,7 +5089,7 @@ func (x *SetStationResponse) String() string {
 func (*SetStationResponse) ProtoMessage() {}
 
 func (x *SetStationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4867,7 +5102,7 @@ func (x *SetStationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStationResponse.ProtoReflect.Descriptor instead.
 func (*SetStationResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 type RemoveStationRequest struct {
@@ -4884,7 +5119,7 @@ type RemoveStationRequest struct {
 
 func (x *RemoveStationRequest) Reset() {
 	*x = RemoveStationRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4896,7 +5131,7 @@ func (x *RemoveStationRequest) String() string {
 func (*RemoveStationRequest) ProtoMessage() {}
 
 func (x *RemoveStationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4909,7 +5144,7 @@ func (x *RemoveStationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStationRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStationRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RemoveStationRequest) GetNetwork() string {
@@ -4943,7 +5178,7 @@ type RemoveStationResponse struct {
 
 func (x *RemoveStationResponse) Reset() {
 	*x = RemoveStationResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4955,7 +5190,7 @@ func (x *RemoveStationResponse) String() string {
 func (*RemoveStationResponse) ProtoMessage() {}
 
 func (x *RemoveStationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4968,7 +5203,7 @@ func (x *RemoveStationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStationResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStationResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RemoveStationResponse) GetRemoved() bool {
@@ -4988,7 +5223,7 @@ type RemoveListenerRequest struct {
 
 func (x *RemoveListenerRequest) Reset() {
 	*x = RemoveListenerRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5000,7 +5235,7 @@ func (x *RemoveListenerRequest) String() string {
 func (*RemoveListenerRequest) ProtoMessage() {}
 
 func (x *RemoveListenerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5013,7 +5248,7 @@ func (x *RemoveListenerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveListenerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveListenerRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RemoveListenerRequest) GetPath() string {
@@ -5033,7 +5268,7 @@ type RemoveListenerResponse struct {
 
 func (x *RemoveListenerResponse) Reset() {
 	*x = RemoveListenerResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5045,7 +5280,7 @@ func (x *RemoveListenerResponse) String() string {
 func (*RemoveListenerResponse) ProtoMessage() {}
 
 func (x *RemoveListenerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5058,7 +5293,7 @@ func (x *RemoveListenerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveListenerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveListenerResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RemoveListenerResponse) GetRemoved() bool {
@@ -5076,7 +5311,7 @@ type ListSchedulesRequest struct {
 
 func (x *ListSchedulesRequest) Reset() {
 	*x = ListSchedulesRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5088,7 +5323,7 @@ func (x *ListSchedulesRequest) String() string {
 func (*ListSchedulesRequest) ProtoMessage() {}
 
 func (x *ListSchedulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5101,7 +5336,7 @@ func (x *ListSchedulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSchedulesRequest.ProtoReflect.Descriptor instead.
 func (*ListSchedulesRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 type ListSchedulesResponse struct {
@@ -5117,7 +5352,7 @@ type ListSchedulesResponse struct {
 
 func (x *ListSchedulesResponse) Reset() {
 	*x = ListSchedulesResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5129,7 +5364,7 @@ func (x *ListSchedulesResponse) String() string {
 func (*ListSchedulesResponse) ProtoMessage() {}
 
 func (x *ListSchedulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5142,7 +5377,7 @@ func (x *ListSchedulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSchedulesResponse.ProtoReflect.Descriptor instead.
 func (*ListSchedulesResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListSchedulesResponse) GetLinks() []*LinkSchedule {
@@ -5171,7 +5406,7 @@ type AbsentSchedule struct {
 
 func (x *AbsentSchedule) Reset() {
 	*x = AbsentSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5183,7 +5418,7 @@ func (x *AbsentSchedule) String() string {
 func (*AbsentSchedule) ProtoMessage() {}
 
 func (x *AbsentSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5196,7 +5431,7 @@ func (x *AbsentSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbsentSchedule.ProtoReflect.Descriptor instead.
 func (*AbsentSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *AbsentSchedule) GetDatapath() string {
@@ -5255,7 +5490,7 @@ type LinkSchedule struct {
 
 func (x *LinkSchedule) Reset() {
 	*x = LinkSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5267,7 +5502,7 @@ func (x *LinkSchedule) String() string {
 func (*LinkSchedule) ProtoMessage() {}
 
 func (x *LinkSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5280,7 +5515,7 @@ func (x *LinkSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkSchedule.ProtoReflect.Descriptor instead.
 func (*LinkSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *LinkSchedule) GetDatapath() string {
@@ -5420,7 +5655,7 @@ type GateSchedule struct {
 
 func (x *GateSchedule) Reset() {
 	*x = GateSchedule{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5432,7 +5667,7 @@ func (x *GateSchedule) String() string {
 func (*GateSchedule) ProtoMessage() {}
 
 func (x *GateSchedule) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5445,7 +5680,7 @@ func (x *GateSchedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateSchedule.ProtoReflect.Descriptor instead.
 func (*GateSchedule) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GateSchedule) GetBaseTimeNs() int64 {
@@ -5521,7 +5756,7 @@ type ClassSelection struct {
 
 func (x *ClassSelection) Reset() {
 	*x = ClassSelection{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5533,7 +5768,7 @@ func (x *ClassSelection) String() string {
 func (*ClassSelection) ProtoMessage() {}
 
 func (x *ClassSelection) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5546,7 +5781,7 @@ func (x *ClassSelection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassSelection.ProtoReflect.Descriptor instead.
 func (*ClassSelection) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{68}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ClassSelection) GetClass() uint32 {
@@ -5590,7 +5825,7 @@ type GateEntry struct {
 
 func (x *GateEntry) Reset() {
 	*x = GateEntry{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5602,7 +5837,7 @@ func (x *GateEntry) String() string {
 func (*GateEntry) ProtoMessage() {}
 
 func (x *GateEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5615,7 +5850,7 @@ func (x *GateEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateEntry.ProtoReflect.Descriptor instead.
 func (*GateEntry) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{69}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GateEntry) GetGates() uint32 {
@@ -5669,7 +5904,7 @@ type ClassDepartures struct {
 
 func (x *ClassDepartures) Reset() {
 	*x = ClassDepartures{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5681,7 +5916,7 @@ func (x *ClassDepartures) String() string {
 func (*ClassDepartures) ProtoMessage() {}
 
 func (x *ClassDepartures) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5694,7 +5929,7 @@ func (x *ClassDepartures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassDepartures.ProtoReflect.Descriptor instead.
 func (*ClassDepartures) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{70}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ClassDepartures) GetClass() uint32 {
@@ -5806,7 +6041,7 @@ type InstallScheduleRequest struct {
 
 func (x *InstallScheduleRequest) Reset() {
 	*x = InstallScheduleRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5818,7 +6053,7 @@ func (x *InstallScheduleRequest) String() string {
 func (*InstallScheduleRequest) ProtoMessage() {}
 
 func (x *InstallScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5831,7 +6066,7 @@ func (x *InstallScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallScheduleRequest.ProtoReflect.Descriptor instead.
 func (*InstallScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{71}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *InstallScheduleRequest) GetDatapath() string {
@@ -5882,7 +6117,7 @@ type InstalledSchedules struct {
 
 func (x *InstalledSchedules) Reset() {
 	*x = InstalledSchedules{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5894,7 +6129,7 @@ func (x *InstalledSchedules) String() string {
 func (*InstalledSchedules) ProtoMessage() {}
 
 func (x *InstalledSchedules) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5907,7 +6142,7 @@ func (x *InstalledSchedules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstalledSchedules.ProtoReflect.Descriptor instead.
 func (*InstalledSchedules) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{72}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *InstalledSchedules) GetSchedules() []*InstallScheduleRequest {
@@ -5934,7 +6169,7 @@ type InstallScheduleResponse struct {
 
 func (x *InstallScheduleResponse) Reset() {
 	*x = InstallScheduleResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5946,7 +6181,7 @@ func (x *InstallScheduleResponse) String() string {
 func (*InstallScheduleResponse) ProtoMessage() {}
 
 func (x *InstallScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5959,7 +6194,7 @@ func (x *InstallScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallScheduleResponse.ProtoReflect.Descriptor instead.
 func (*InstallScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{73}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *InstallScheduleResponse) GetBeginsNs() int64 {
@@ -5979,7 +6214,7 @@ type RemoveScheduleRequest struct {
 
 func (x *RemoveScheduleRequest) Reset() {
 	*x = RemoveScheduleRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5991,7 +6226,7 @@ func (x *RemoveScheduleRequest) String() string {
 func (*RemoveScheduleRequest) ProtoMessage() {}
 
 func (x *RemoveScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6004,7 +6239,7 @@ func (x *RemoveScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveScheduleRequest.ProtoReflect.Descriptor instead.
 func (*RemoveScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{74}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RemoveScheduleRequest) GetDatapath() string {
@@ -6024,7 +6259,7 @@ type RemoveScheduleResponse struct {
 
 func (x *RemoveScheduleResponse) Reset() {
 	*x = RemoveScheduleResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6036,7 +6271,7 @@ func (x *RemoveScheduleResponse) String() string {
 func (*RemoveScheduleResponse) ProtoMessage() {}
 
 func (x *RemoveScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6049,7 +6284,7 @@ func (x *RemoveScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveScheduleResponse.ProtoReflect.Descriptor instead.
 func (*RemoveScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{75}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RemoveScheduleResponse) GetRemoved() bool {
@@ -6069,7 +6304,7 @@ type GetClockRequest struct {
 
 func (x *GetClockRequest) Reset() {
 	*x = GetClockRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6081,7 +6316,7 @@ func (x *GetClockRequest) String() string {
 func (*GetClockRequest) ProtoMessage() {}
 
 func (x *GetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6094,7 +6329,7 @@ func (x *GetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClockRequest.ProtoReflect.Descriptor instead.
 func (*GetClockRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{76}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *GetClockRequest) GetRequiredNs() uint64 {
@@ -6116,7 +6351,7 @@ type GetClockResponse struct {
 
 func (x *GetClockResponse) Reset() {
 	*x = GetClockResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6128,7 +6363,7 @@ func (x *GetClockResponse) String() string {
 func (*GetClockResponse) ProtoMessage() {}
 
 func (x *GetClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[77]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6141,7 +6376,7 @@ func (x *GetClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClockResponse.ProtoReflect.Descriptor instead.
 func (*GetClockResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{77}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *GetClockResponse) GetClock() *Clock {
@@ -6197,7 +6432,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6209,7 +6444,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[78]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6222,7 +6457,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{78}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Clock) GetName() string {
@@ -6343,7 +6578,7 @@ type ClockWarning struct {
 
 func (x *ClockWarning) Reset() {
 	*x = ClockWarning{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6355,7 +6590,7 @@ func (x *ClockWarning) String() string {
 func (*ClockWarning) ProtoMessage() {}
 
 func (x *ClockWarning) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[79]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6368,7 +6603,7 @@ func (x *ClockWarning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockWarning.ProtoReflect.Descriptor instead.
 func (*ClockWarning) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{79}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ClockWarning) GetCode() string {
@@ -6400,7 +6635,7 @@ type KernelClock struct {
 
 func (x *KernelClock) Reset() {
 	*x = KernelClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6412,7 +6647,7 @@ func (x *KernelClock) String() string {
 func (*KernelClock) ProtoMessage() {}
 
 func (x *KernelClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[80]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6425,7 +6660,7 @@ func (x *KernelClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelClock.ProtoReflect.Descriptor instead.
 func (*KernelClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{80}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *KernelClock) GetSynchronised() bool {
@@ -6472,7 +6707,7 @@ type PtpClock struct {
 
 func (x *PtpClock) Reset() {
 	*x = PtpClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6484,7 +6719,7 @@ func (x *PtpClock) String() string {
 func (*PtpClock) ProtoMessage() {}
 
 func (x *PtpClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[81]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6497,7 +6732,7 @@ func (x *PtpClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PtpClock.ProtoReflect.Descriptor instead.
 func (*PtpClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{81}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *PtpClock) GetDomain() uint32 {
@@ -6566,7 +6801,7 @@ type ChronyClock struct {
 
 func (x *ChronyClock) Reset() {
 	*x = ChronyClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6578,7 +6813,7 @@ func (x *ChronyClock) String() string {
 func (*ChronyClock) ProtoMessage() {}
 
 func (x *ChronyClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[82]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6591,7 +6826,7 @@ func (x *ChronyClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChronyClock.ProtoReflect.Descriptor instead.
 func (*ChronyClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{82}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ChronyClock) GetOffsetNs() int64 {
@@ -6635,7 +6870,7 @@ type DeviceClock struct {
 
 func (x *DeviceClock) Reset() {
 	*x = DeviceClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6647,7 +6882,7 @@ func (x *DeviceClock) String() string {
 func (*DeviceClock) ProtoMessage() {}
 
 func (x *DeviceClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[83]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6660,7 +6895,7 @@ func (x *DeviceClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceClock.ProtoReflect.Descriptor instead.
 func (*DeviceClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{83}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DeviceClock) GetRealtimeMinusDeviceNs() int64 {
@@ -6696,7 +6931,7 @@ type HostClock struct {
 
 func (x *HostClock) Reset() {
 	*x = HostClock{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6708,7 +6943,7 @@ func (x *HostClock) String() string {
 func (*HostClock) ProtoMessage() {}
 
 func (x *HostClock) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[84]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6721,7 +6956,7 @@ func (x *HostClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostClock.ProtoReflect.Descriptor instead.
 func (*HostClock) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{84}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *HostClock) GetSynchronised() bool {
@@ -6767,7 +7002,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[85]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6779,7 +7014,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[85]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6792,7 +7027,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{85}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{88}
 }
 
 type ReloadResponse struct {
@@ -6809,7 +7044,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[86]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6821,7 +7056,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[86]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6834,7 +7069,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{86}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -6868,7 +7103,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[87]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6880,7 +7115,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[87]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6893,7 +7128,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{87}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *WatchRequest) GetPeriodMs() uint32 {
@@ -6918,7 +7153,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[88]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6930,7 +7165,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[88]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6943,7 +7178,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{88}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *WatchResponse) GetMonotonicNs() int64 {
@@ -6993,7 +7228,7 @@ type CaptureRequest struct {
 
 func (x *CaptureRequest) Reset() {
 	*x = CaptureRequest{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[89]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7005,7 +7240,7 @@ func (x *CaptureRequest) String() string {
 func (*CaptureRequest) ProtoMessage() {}
 
 func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[89]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7018,7 +7253,7 @@ func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureRequest.ProtoReflect.Descriptor instead.
 func (*CaptureRequest) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{89}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *CaptureRequest) GetIdentities() []string {
@@ -7048,7 +7283,7 @@ type CaptureResponse struct {
 
 func (x *CaptureResponse) Reset() {
 	*x = CaptureResponse{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[90]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7060,7 +7295,7 @@ func (x *CaptureResponse) String() string {
 func (*CaptureResponse) ProtoMessage() {}
 
 func (x *CaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[90]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7073,7 +7308,7 @@ func (x *CaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureResponse.ProtoReflect.Descriptor instead.
 func (*CaptureResponse) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{90}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *CaptureResponse) GetPackets() []*CapturedPacket {
@@ -7118,7 +7353,7 @@ type CapturedPacket struct {
 
 func (x *CapturedPacket) Reset() {
 	*x = CapturedPacket{}
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[91]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7130,7 +7365,7 @@ func (x *CapturedPacket) String() string {
 func (*CapturedPacket) ProtoMessage() {}
 
 func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
-	mi := &file_takt_admin_v1_admin_proto_msgTypes[91]
+	mi := &file_takt_admin_v1_admin_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7143,7 +7378,7 @@ func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapturedPacket.ProtoReflect.Descriptor instead.
 func (*CapturedPacket) Descriptor() ([]byte, []int) {
-	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{91}
+	return file_takt_admin_v1_admin_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *CapturedPacket) GetTaiNs() int64 {
@@ -7209,7 +7444,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x19takt/admin/v1/admin.proto\x12\rtakt.admin.v1\"\x12\n" +
 	"\x10GetStatusRequest\"<\n" +
 	"\x11GetStatusResponse\x12'\n" +
-	"\x04node\x18\x01 \x01(\v2\x13.takt.admin.v1.NodeR\x04node\"\xb2\x04\n" +
+	"\x04node\x18\x01 \x01(\v2\x13.takt.admin.v1.NodeR\x04node\"\xf7\x04\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12 \n" +
@@ -7229,7 +7464,8 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x06delays\x18\r \x03(\v2\x1a.takt.admin.v1.ClassDelaysR\x06delays\x12:\n" +
 	"\vclock_state\x18\x0e \x01(\x0e2\x19.takt.admin.v1.ClockStateR\n" +
 	"clockState\x12\x19\n" +
-	"\bnext_key\x18\x0f \x01(\tR\anextKey\"\xc1\x01\n" +
+	"\bnext_key\x18\x0f \x01(\tR\anextKey\x12C\n" +
+	"\x0esessions_moved\x18\x10 \x01(\v2\x1c.takt.admin.v1.SessionsMovedR\rsessionsMoved\"\xc1\x01\n" +
 	"\vClassDelays\x12\x14\n" +
 	"\x05class\x18\x01 \x01(\rR\x05class\x12\x1a\n" +
 	"\bmessages\x18\x02 \x01(\x04R\bmessages\x12\x15\n" +
@@ -7238,12 +7474,21 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\ap999_ns\x18\x05 \x01(\x04R\x06p999Ns\x12\x1d\n" +
 	"\n" +
 	"longest_ns\x18\x06 \x01(\x04R\tlongestNs\x12\x1a\n" +
-	"\bnegative\x18\a \x01(\x04R\bnegative\"\x9a\x01\n" +
+	"\bnegative\x18\a \x01(\x04R\bnegative\"[\n" +
+	"\rSessionsMoved\x12\x1a\n" +
+	"\boperator\x18\x01 \x01(\x04R\boperator\x12\x1a\n" +
+	"\boverload\x18\x02 \x01(\x04R\boverload\x12\x12\n" +
+	"\x04rule\x18\x03 \x01(\x04R\x04rule\"\xf6\x01\n" +
 	"\x04Lane\x12\x12\n" +
 	"\x04lane\x18\x01 \x01(\rR\x04lane\x12\x1a\n" +
 	"\bsessions\x18\x02 \x01(\rR\bsessions\x127\n" +
 	"\bcounters\x18\x03 \x01(\v2\x1b.takt.admin.v1.LaneCountersR\bcounters\x12)\n" +
-	"\x05ports\x18\x04 \x03(\v2\x13.takt.admin.v1.PortR\x05ports\"\xc0\x05\n" +
+	"\x05ports\x18\x04 \x03(\v2\x13.takt.admin.v1.PortR\x05ports\x12(\n" +
+	"\rload_permille\x18\x05 \x01(\rH\x00R\floadPermille\x88\x01\x01\x12\x1e\n" +
+	"\n" +
+	"overloaded\x18\x06 \x01(\bR\n" +
+	"overloadedB\x10\n" +
+	"\x0e_load_permille\"\xc0\x05\n" +
 	"\fLaneCounters\x12\x14\n" +
 	"\x05polls\x18\x01 \x01(\x04R\x05polls\x12\x1d\n" +
 	"\n" +
@@ -7299,7 +7544,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\bsessions\x18\x01 \x03(\v2\x16.takt.admin.v1.SessionR\bsessions\"8\n" +
 	"\bUnserved\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x04R\x05count\"\xc9\x03\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"\xfc\x03\n" +
 	"\aSession\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x04R\asession\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
@@ -7315,7 +7560,9 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	" \x03(\v2\x17.takt.admin.v1.UnservedR\bunserved\x12-\n" +
 	"\x06direct\x18\v \x03(\v2\x15.takt.admin.v1.DirectR\x06direct\x12'\n" +
 	"\x0fdirect_messages\x18\f \x01(\x04R\x0edirectMessages\x12!\n" +
-	"\fdirect_bytes\x18\r \x01(\x04R\vdirectBytes\"z\n" +
+	"\fdirect_bytes\x18\r \x01(\x04R\vdirectBytes\x12\x14\n" +
+	"\x05moved\x18\x0e \x01(\x04R\x05moved\x12\x1b\n" +
+	"\tmoved_why\x18\x0f \x01(\tR\bmovedWhy\"z\n" +
 	"\x06Direct\x12\x12\n" +
 	"\x04ring\x18\x01 \x01(\rR\x04ring\x12\x18\n" +
 	"\achannel\x18\x02 \x01(\x04R\achannel\x12\x18\n" +
@@ -7335,7 +7582,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x0easked_datapath\x18\n" +
 	" \x01(\tR\raskedDatapath\x12\x12\n" +
 	"\x04rule\x18\v \x01(\tR\x04ruleB\x10\n" +
-	"\x0e_traffic_class\"\xf2\x02\n" +
+	"\x0e_traffic_class\"\x9b\x03\n" +
 	"\x0fSessionCounters\x12\x18\n" +
 	"\aemitted\x18\x01 \x01(\x04R\aemitted\x12#\n" +
 	"\remitted_bytes\x18\x02 \x01(\x04R\femittedBytes\x12\x1c\n" +
@@ -7348,7 +7595,8 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\blaunched\x18\t \x01(\x04R\blaunched\x12#\n" +
 	"\rlaunched_late\x18\n" +
 	" \x01(\x04R\flaunchedLate\x12'\n" +
-	"\x0flaunches_missed\x18\v \x01(\x04R\x0elaunchesMissed\"E\n" +
+	"\x0flaunches_missed\x18\v \x01(\x04R\x0elaunchesMissed\x12'\n" +
+	"\x0fdelivered_bytes\x18\f \x01(\x04R\x0edeliveredBytes\"E\n" +
 	"\x11EndSessionRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x04R\asession\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"*\n" +
@@ -7357,7 +7605,14 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x12MoveSessionRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x04R\asession\x12\x12\n" +
 	"\x04lane\x18\x02 \x01(\rR\x04lane\"\x15\n" +
-	"\x13MoveSessionResponse\"I\n" +
+	"\x13MoveSessionResponse\"_\n" +
+	"\x15RelieveChannelRequest\x12\x18\n" +
+	"\achannel\x18\x01 \x01(\x04R\achannel\x12\x18\n" +
+	"\areaders\x18\x02 \x01(\bR\areaders\x12\x12\n" +
+	"\x04rule\x18\x03 \x01(\tR\x04rule\"B\n" +
+	"\x16RelieveChannelResponse\x12\x14\n" +
+	"\x05moved\x18\x01 \x01(\rR\x05moved\x12\x12\n" +
+	"\x04stay\x18\x02 \x01(\tR\x04stay\"I\n" +
 	"\x11MapChannelRequest\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\x04R\achannel\x12\x1a\n" +
 	"\bdatapath\x18\x02 \x01(\tR\bdatapath\".\n" +
@@ -7775,13 +8030,14 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x17CLOCK_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18CLOCK_STATE_SYNCHRONISED\x10\x01\x12\x18\n" +
 	"\x14CLOCK_STATE_HOLDOVER\x10\x02\x12\x1c\n" +
-	"\x18CLOCK_STATE_FREE_RUNNING\x10\x032\xc4\x10\n" +
+	"\x18CLOCK_STATE_FREE_RUNNING\x10\x032\xa3\x11\n" +
 	"\x05Admin\x12N\n" +
 	"\tGetStatus\x12\x1f.takt.admin.v1.GetStatusRequest\x1a .takt.admin.v1.GetStatusResponse\x12W\n" +
 	"\fListSessions\x12\".takt.admin.v1.ListSessionsRequest\x1a#.takt.admin.v1.ListSessionsResponse\x12Q\n" +
 	"\n" +
 	"EndSession\x12 .takt.admin.v1.EndSessionRequest\x1a!.takt.admin.v1.EndSessionResponse\x12T\n" +
-	"\vMoveSession\x12!.takt.admin.v1.MoveSessionRequest\x1a\".takt.admin.v1.MoveSessionResponse\x12Q\n" +
+	"\vMoveSession\x12!.takt.admin.v1.MoveSessionRequest\x1a\".takt.admin.v1.MoveSessionResponse\x12]\n" +
+	"\x0eRelieveChannel\x12$.takt.admin.v1.RelieveChannelRequest\x1a%.takt.admin.v1.RelieveChannelResponse\x12Q\n" +
 	"\n" +
 	"MapChannel\x12 .takt.admin.v1.MapChannelRequest\x1a!.takt.admin.v1.MapChannelResponse\x12W\n" +
 	"\fListChannels\x12\".takt.admin.v1.ListChannelsRequest\x1a#.takt.admin.v1.ListChannelsResponse\x12N\n" +
@@ -7820,7 +8076,7 @@ func file_takt_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_takt_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
+var file_takt_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
 var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(Protection)(0),                 // 0: takt.admin.v1.Protection
 	(Acceleration)(0),               // 1: takt.admin.v1.Acceleration
@@ -7832,212 +8088,218 @@ var file_takt_admin_v1_admin_proto_goTypes = []any{
 	(*GetStatusResponse)(nil),       // 7: takt.admin.v1.GetStatusResponse
 	(*Node)(nil),                    // 8: takt.admin.v1.Node
 	(*ClassDelays)(nil),             // 9: takt.admin.v1.ClassDelays
-	(*Lane)(nil),                    // 10: takt.admin.v1.Lane
-	(*LaneCounters)(nil),            // 11: takt.admin.v1.LaneCounters
-	(*Port)(nil),                    // 12: takt.admin.v1.Port
-	(*PortCounters)(nil),            // 13: takt.admin.v1.PortCounters
-	(*PeeringCounters)(nil),         // 14: takt.admin.v1.PeeringCounters
-	(*ListSessionsRequest)(nil),     // 15: takt.admin.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),    // 16: takt.admin.v1.ListSessionsResponse
-	(*Unserved)(nil),                // 17: takt.admin.v1.Unserved
-	(*Session)(nil),                 // 18: takt.admin.v1.Session
-	(*Direct)(nil),                  // 19: takt.admin.v1.Direct
-	(*Stream)(nil),                  // 20: takt.admin.v1.Stream
-	(*SessionCounters)(nil),         // 21: takt.admin.v1.SessionCounters
-	(*EndSessionRequest)(nil),       // 22: takt.admin.v1.EndSessionRequest
-	(*EndSessionResponse)(nil),      // 23: takt.admin.v1.EndSessionResponse
-	(*MoveSessionRequest)(nil),      // 24: takt.admin.v1.MoveSessionRequest
-	(*MoveSessionResponse)(nil),     // 25: takt.admin.v1.MoveSessionResponse
-	(*MapChannelRequest)(nil),       // 26: takt.admin.v1.MapChannelRequest
-	(*MapChannelResponse)(nil),      // 27: takt.admin.v1.MapChannelResponse
-	(*ListChannelsRequest)(nil),     // 28: takt.admin.v1.ListChannelsRequest
-	(*ListChannelsResponse)(nil),    // 29: takt.admin.v1.ListChannelsResponse
-	(*Channel)(nil),                 // 30: takt.admin.v1.Channel
-	(*ChannelCounters)(nil),         // 31: takt.admin.v1.ChannelCounters
-	(*ListPeersRequest)(nil),        // 32: takt.admin.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),       // 33: takt.admin.v1.ListPeersResponse
-	(*Peer)(nil),                    // 34: takt.admin.v1.Peer
-	(*AddPeerRequest)(nil),          // 35: takt.admin.v1.AddPeerRequest
-	(*AddPeerResponse)(nil),         // 36: takt.admin.v1.AddPeerResponse
-	(*RemovePeerRequest)(nil),       // 37: takt.admin.v1.RemovePeerRequest
-	(*RemovePeerResponse)(nil),      // 38: takt.admin.v1.RemovePeerResponse
-	(*NextKeyRequest)(nil),          // 39: takt.admin.v1.NextKeyRequest
-	(*NextKeyResponse)(nil),         // 40: takt.admin.v1.NextKeyResponse
-	(*SwitchKeyRequest)(nil),        // 41: takt.admin.v1.SwitchKeyRequest
-	(*SwitchKeyResponse)(nil),       // 42: takt.admin.v1.SwitchKeyResponse
-	(*ListDatapathsRequest)(nil),    // 43: takt.admin.v1.ListDatapathsRequest
-	(*ListDatapathsResponse)(nil),   // 44: takt.admin.v1.ListDatapathsResponse
-	(*Datapath)(nil),                // 45: takt.admin.v1.Datapath
-	(*ListListenersRequest)(nil),    // 46: takt.admin.v1.ListListenersRequest
-	(*ListListenersResponse)(nil),   // 47: takt.admin.v1.ListListenersResponse
-	(*ListenerStatus)(nil),          // 48: takt.admin.v1.ListenerStatus
-	(*DeclaredStreamCounters)(nil),  // 49: takt.admin.v1.DeclaredStreamCounters
-	(*Listener)(nil),                // 50: takt.admin.v1.Listener
-	(*DeclaredStream)(nil),          // 51: takt.admin.v1.DeclaredStream
-	(*Endpoint)(nil),                // 52: takt.admin.v1.Endpoint
-	(*ChannelRange)(nil),            // 53: takt.admin.v1.ChannelRange
-	(*SetListenerRequest)(nil),      // 54: takt.admin.v1.SetListenerRequest
-	(*KeptListeners)(nil),           // 55: takt.admin.v1.KeptListeners
-	(*SetListenerResponse)(nil),     // 56: takt.admin.v1.SetListenerResponse
-	(*ListNetworksRequest)(nil),     // 57: takt.admin.v1.ListNetworksRequest
-	(*ListNetworksResponse)(nil),    // 58: takt.admin.v1.ListNetworksResponse
-	(*Network)(nil),                 // 59: takt.admin.v1.Network
-	(*Route)(nil),                   // 60: takt.admin.v1.Route
-	(*Station)(nil),                 // 61: takt.admin.v1.Station
-	(*NetworkCounters)(nil),         // 62: takt.admin.v1.NetworkCounters
-	(*SetStationRequest)(nil),       // 63: takt.admin.v1.SetStationRequest
-	(*SetStationResponse)(nil),      // 64: takt.admin.v1.SetStationResponse
-	(*RemoveStationRequest)(nil),    // 65: takt.admin.v1.RemoveStationRequest
-	(*RemoveStationResponse)(nil),   // 66: takt.admin.v1.RemoveStationResponse
-	(*RemoveListenerRequest)(nil),   // 67: takt.admin.v1.RemoveListenerRequest
-	(*RemoveListenerResponse)(nil),  // 68: takt.admin.v1.RemoveListenerResponse
-	(*ListSchedulesRequest)(nil),    // 69: takt.admin.v1.ListSchedulesRequest
-	(*ListSchedulesResponse)(nil),   // 70: takt.admin.v1.ListSchedulesResponse
-	(*AbsentSchedule)(nil),          // 71: takt.admin.v1.AbsentSchedule
-	(*LinkSchedule)(nil),            // 72: takt.admin.v1.LinkSchedule
-	(*GateSchedule)(nil),            // 73: takt.admin.v1.GateSchedule
-	(*ClassSelection)(nil),          // 74: takt.admin.v1.ClassSelection
-	(*GateEntry)(nil),               // 75: takt.admin.v1.GateEntry
-	(*ClassDepartures)(nil),         // 76: takt.admin.v1.ClassDepartures
-	(*InstallScheduleRequest)(nil),  // 77: takt.admin.v1.InstallScheduleRequest
-	(*InstalledSchedules)(nil),      // 78: takt.admin.v1.InstalledSchedules
-	(*InstallScheduleResponse)(nil), // 79: takt.admin.v1.InstallScheduleResponse
-	(*RemoveScheduleRequest)(nil),   // 80: takt.admin.v1.RemoveScheduleRequest
-	(*RemoveScheduleResponse)(nil),  // 81: takt.admin.v1.RemoveScheduleResponse
-	(*GetClockRequest)(nil),         // 82: takt.admin.v1.GetClockRequest
-	(*GetClockResponse)(nil),        // 83: takt.admin.v1.GetClockResponse
-	(*Clock)(nil),                   // 84: takt.admin.v1.Clock
-	(*ClockWarning)(nil),            // 85: takt.admin.v1.ClockWarning
-	(*KernelClock)(nil),             // 86: takt.admin.v1.KernelClock
-	(*PtpClock)(nil),                // 87: takt.admin.v1.PtpClock
-	(*ChronyClock)(nil),             // 88: takt.admin.v1.ChronyClock
-	(*DeviceClock)(nil),             // 89: takt.admin.v1.DeviceClock
-	(*HostClock)(nil),               // 90: takt.admin.v1.HostClock
-	(*ReloadRequest)(nil),           // 91: takt.admin.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 92: takt.admin.v1.ReloadResponse
-	(*WatchRequest)(nil),            // 93: takt.admin.v1.WatchRequest
-	(*WatchResponse)(nil),           // 94: takt.admin.v1.WatchResponse
-	(*CaptureRequest)(nil),          // 95: takt.admin.v1.CaptureRequest
-	(*CaptureResponse)(nil),         // 96: takt.admin.v1.CaptureResponse
-	(*CapturedPacket)(nil),          // 97: takt.admin.v1.CapturedPacket
+	(*SessionsMoved)(nil),           // 10: takt.admin.v1.SessionsMoved
+	(*Lane)(nil),                    // 11: takt.admin.v1.Lane
+	(*LaneCounters)(nil),            // 12: takt.admin.v1.LaneCounters
+	(*Port)(nil),                    // 13: takt.admin.v1.Port
+	(*PortCounters)(nil),            // 14: takt.admin.v1.PortCounters
+	(*PeeringCounters)(nil),         // 15: takt.admin.v1.PeeringCounters
+	(*ListSessionsRequest)(nil),     // 16: takt.admin.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),    // 17: takt.admin.v1.ListSessionsResponse
+	(*Unserved)(nil),                // 18: takt.admin.v1.Unserved
+	(*Session)(nil),                 // 19: takt.admin.v1.Session
+	(*Direct)(nil),                  // 20: takt.admin.v1.Direct
+	(*Stream)(nil),                  // 21: takt.admin.v1.Stream
+	(*SessionCounters)(nil),         // 22: takt.admin.v1.SessionCounters
+	(*EndSessionRequest)(nil),       // 23: takt.admin.v1.EndSessionRequest
+	(*EndSessionResponse)(nil),      // 24: takt.admin.v1.EndSessionResponse
+	(*MoveSessionRequest)(nil),      // 25: takt.admin.v1.MoveSessionRequest
+	(*MoveSessionResponse)(nil),     // 26: takt.admin.v1.MoveSessionResponse
+	(*RelieveChannelRequest)(nil),   // 27: takt.admin.v1.RelieveChannelRequest
+	(*RelieveChannelResponse)(nil),  // 28: takt.admin.v1.RelieveChannelResponse
+	(*MapChannelRequest)(nil),       // 29: takt.admin.v1.MapChannelRequest
+	(*MapChannelResponse)(nil),      // 30: takt.admin.v1.MapChannelResponse
+	(*ListChannelsRequest)(nil),     // 31: takt.admin.v1.ListChannelsRequest
+	(*ListChannelsResponse)(nil),    // 32: takt.admin.v1.ListChannelsResponse
+	(*Channel)(nil),                 // 33: takt.admin.v1.Channel
+	(*ChannelCounters)(nil),         // 34: takt.admin.v1.ChannelCounters
+	(*ListPeersRequest)(nil),        // 35: takt.admin.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),       // 36: takt.admin.v1.ListPeersResponse
+	(*Peer)(nil),                    // 37: takt.admin.v1.Peer
+	(*AddPeerRequest)(nil),          // 38: takt.admin.v1.AddPeerRequest
+	(*AddPeerResponse)(nil),         // 39: takt.admin.v1.AddPeerResponse
+	(*RemovePeerRequest)(nil),       // 40: takt.admin.v1.RemovePeerRequest
+	(*RemovePeerResponse)(nil),      // 41: takt.admin.v1.RemovePeerResponse
+	(*NextKeyRequest)(nil),          // 42: takt.admin.v1.NextKeyRequest
+	(*NextKeyResponse)(nil),         // 43: takt.admin.v1.NextKeyResponse
+	(*SwitchKeyRequest)(nil),        // 44: takt.admin.v1.SwitchKeyRequest
+	(*SwitchKeyResponse)(nil),       // 45: takt.admin.v1.SwitchKeyResponse
+	(*ListDatapathsRequest)(nil),    // 46: takt.admin.v1.ListDatapathsRequest
+	(*ListDatapathsResponse)(nil),   // 47: takt.admin.v1.ListDatapathsResponse
+	(*Datapath)(nil),                // 48: takt.admin.v1.Datapath
+	(*ListListenersRequest)(nil),    // 49: takt.admin.v1.ListListenersRequest
+	(*ListListenersResponse)(nil),   // 50: takt.admin.v1.ListListenersResponse
+	(*ListenerStatus)(nil),          // 51: takt.admin.v1.ListenerStatus
+	(*DeclaredStreamCounters)(nil),  // 52: takt.admin.v1.DeclaredStreamCounters
+	(*Listener)(nil),                // 53: takt.admin.v1.Listener
+	(*DeclaredStream)(nil),          // 54: takt.admin.v1.DeclaredStream
+	(*Endpoint)(nil),                // 55: takt.admin.v1.Endpoint
+	(*ChannelRange)(nil),            // 56: takt.admin.v1.ChannelRange
+	(*SetListenerRequest)(nil),      // 57: takt.admin.v1.SetListenerRequest
+	(*KeptListeners)(nil),           // 58: takt.admin.v1.KeptListeners
+	(*SetListenerResponse)(nil),     // 59: takt.admin.v1.SetListenerResponse
+	(*ListNetworksRequest)(nil),     // 60: takt.admin.v1.ListNetworksRequest
+	(*ListNetworksResponse)(nil),    // 61: takt.admin.v1.ListNetworksResponse
+	(*Network)(nil),                 // 62: takt.admin.v1.Network
+	(*Route)(nil),                   // 63: takt.admin.v1.Route
+	(*Station)(nil),                 // 64: takt.admin.v1.Station
+	(*NetworkCounters)(nil),         // 65: takt.admin.v1.NetworkCounters
+	(*SetStationRequest)(nil),       // 66: takt.admin.v1.SetStationRequest
+	(*SetStationResponse)(nil),      // 67: takt.admin.v1.SetStationResponse
+	(*RemoveStationRequest)(nil),    // 68: takt.admin.v1.RemoveStationRequest
+	(*RemoveStationResponse)(nil),   // 69: takt.admin.v1.RemoveStationResponse
+	(*RemoveListenerRequest)(nil),   // 70: takt.admin.v1.RemoveListenerRequest
+	(*RemoveListenerResponse)(nil),  // 71: takt.admin.v1.RemoveListenerResponse
+	(*ListSchedulesRequest)(nil),    // 72: takt.admin.v1.ListSchedulesRequest
+	(*ListSchedulesResponse)(nil),   // 73: takt.admin.v1.ListSchedulesResponse
+	(*AbsentSchedule)(nil),          // 74: takt.admin.v1.AbsentSchedule
+	(*LinkSchedule)(nil),            // 75: takt.admin.v1.LinkSchedule
+	(*GateSchedule)(nil),            // 76: takt.admin.v1.GateSchedule
+	(*ClassSelection)(nil),          // 77: takt.admin.v1.ClassSelection
+	(*GateEntry)(nil),               // 78: takt.admin.v1.GateEntry
+	(*ClassDepartures)(nil),         // 79: takt.admin.v1.ClassDepartures
+	(*InstallScheduleRequest)(nil),  // 80: takt.admin.v1.InstallScheduleRequest
+	(*InstalledSchedules)(nil),      // 81: takt.admin.v1.InstalledSchedules
+	(*InstallScheduleResponse)(nil), // 82: takt.admin.v1.InstallScheduleResponse
+	(*RemoveScheduleRequest)(nil),   // 83: takt.admin.v1.RemoveScheduleRequest
+	(*RemoveScheduleResponse)(nil),  // 84: takt.admin.v1.RemoveScheduleResponse
+	(*GetClockRequest)(nil),         // 85: takt.admin.v1.GetClockRequest
+	(*GetClockResponse)(nil),        // 86: takt.admin.v1.GetClockResponse
+	(*Clock)(nil),                   // 87: takt.admin.v1.Clock
+	(*ClockWarning)(nil),            // 88: takt.admin.v1.ClockWarning
+	(*KernelClock)(nil),             // 89: takt.admin.v1.KernelClock
+	(*PtpClock)(nil),                // 90: takt.admin.v1.PtpClock
+	(*ChronyClock)(nil),             // 91: takt.admin.v1.ChronyClock
+	(*DeviceClock)(nil),             // 92: takt.admin.v1.DeviceClock
+	(*HostClock)(nil),               // 93: takt.admin.v1.HostClock
+	(*ReloadRequest)(nil),           // 94: takt.admin.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 95: takt.admin.v1.ReloadResponse
+	(*WatchRequest)(nil),            // 96: takt.admin.v1.WatchRequest
+	(*WatchResponse)(nil),           // 97: takt.admin.v1.WatchResponse
+	(*CaptureRequest)(nil),          // 98: takt.admin.v1.CaptureRequest
+	(*CaptureResponse)(nil),         // 99: takt.admin.v1.CaptureResponse
+	(*CapturedPacket)(nil),          // 100: takt.admin.v1.CapturedPacket
 }
 var file_takt_admin_v1_admin_proto_depIdxs = []int32{
-	8,  // 0: takt.admin.v1.GetStatusResponse.node:type_name -> takt.admin.v1.Node
-	10, // 1: takt.admin.v1.Node.lanes:type_name -> takt.admin.v1.Lane
-	14, // 2: takt.admin.v1.Node.peering:type_name -> takt.admin.v1.PeeringCounters
-	0,  // 3: takt.admin.v1.Node.protection:type_name -> takt.admin.v1.Protection
-	9,  // 4: takt.admin.v1.Node.delays:type_name -> takt.admin.v1.ClassDelays
-	5,  // 5: takt.admin.v1.Node.clock_state:type_name -> takt.admin.v1.ClockState
-	11, // 6: takt.admin.v1.Lane.counters:type_name -> takt.admin.v1.LaneCounters
-	12, // 7: takt.admin.v1.Lane.ports:type_name -> takt.admin.v1.Port
-	13, // 8: takt.admin.v1.Port.counters:type_name -> takt.admin.v1.PortCounters
-	18, // 9: takt.admin.v1.ListSessionsResponse.sessions:type_name -> takt.admin.v1.Session
-	20, // 10: takt.admin.v1.Session.streams:type_name -> takt.admin.v1.Stream
-	21, // 11: takt.admin.v1.Session.counters:type_name -> takt.admin.v1.SessionCounters
-	17, // 12: takt.admin.v1.Session.unserved:type_name -> takt.admin.v1.Unserved
-	19, // 13: takt.admin.v1.Session.direct:type_name -> takt.admin.v1.Direct
-	1,  // 14: takt.admin.v1.Stream.acceleration:type_name -> takt.admin.v1.Acceleration
-	2,  // 15: takt.admin.v1.Stream.resource_use:type_name -> takt.admin.v1.ResourceUse
-	30, // 16: takt.admin.v1.ListChannelsResponse.channels:type_name -> takt.admin.v1.Channel
-	31, // 17: takt.admin.v1.Channel.counters:type_name -> takt.admin.v1.ChannelCounters
-	34, // 18: takt.admin.v1.ListPeersResponse.peers:type_name -> takt.admin.v1.Peer
-	4,  // 19: takt.admin.v1.Peer.state:type_name -> takt.admin.v1.PeerState
-	3,  // 20: takt.admin.v1.Peer.authentication:type_name -> takt.admin.v1.Authentication
-	45, // 21: takt.admin.v1.ListDatapathsResponse.datapaths:type_name -> takt.admin.v1.Datapath
-	48, // 22: takt.admin.v1.ListListenersResponse.listeners:type_name -> takt.admin.v1.ListenerStatus
-	50, // 23: takt.admin.v1.ListenerStatus.listener:type_name -> takt.admin.v1.Listener
-	17, // 24: takt.admin.v1.ListenerStatus.unserved:type_name -> takt.admin.v1.Unserved
-	49, // 25: takt.admin.v1.ListenerStatus.streams:type_name -> takt.admin.v1.DeclaredStreamCounters
-	21, // 26: takt.admin.v1.ListenerStatus.counters:type_name -> takt.admin.v1.SessionCounters
-	53, // 27: takt.admin.v1.Listener.write:type_name -> takt.admin.v1.ChannelRange
-	53, // 28: takt.admin.v1.Listener.read:type_name -> takt.admin.v1.ChannelRange
-	52, // 29: takt.admin.v1.Listener.endpoint:type_name -> takt.admin.v1.Endpoint
-	51, // 30: takt.admin.v1.Listener.streams:type_name -> takt.admin.v1.DeclaredStream
-	50, // 31: takt.admin.v1.SetListenerRequest.listener:type_name -> takt.admin.v1.Listener
-	50, // 32: takt.admin.v1.KeptListeners.listeners:type_name -> takt.admin.v1.Listener
-	59, // 33: takt.admin.v1.ListNetworksResponse.networks:type_name -> takt.admin.v1.Network
-	61, // 34: takt.admin.v1.Network.stations:type_name -> takt.admin.v1.Station
-	62, // 35: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
-	60, // 36: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
-	61, // 37: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
-	72, // 38: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
-	71, // 39: takt.admin.v1.ListSchedulesResponse.absent:type_name -> takt.admin.v1.AbsentSchedule
-	73, // 40: takt.admin.v1.AbsentSchedule.schedule:type_name -> takt.admin.v1.GateSchedule
-	73, // 41: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
-	73, // 42: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
-	76, // 43: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
-	75, // 44: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
-	74, // 45: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
-	73, // 46: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
-	77, // 47: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
-	84, // 48: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
-	5,  // 49: takt.admin.v1.Clock.state:type_name -> takt.admin.v1.ClockState
-	85, // 50: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
-	86, // 51: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
-	87, // 52: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
-	88, // 53: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
-	89, // 54: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
-	90, // 55: takt.admin.v1.Clock.host:type_name -> takt.admin.v1.HostClock
-	8,  // 56: takt.admin.v1.WatchResponse.node:type_name -> takt.admin.v1.Node
-	18, // 57: takt.admin.v1.WatchResponse.sessions:type_name -> takt.admin.v1.Session
-	30, // 58: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
-	34, // 59: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
-	97, // 60: takt.admin.v1.CaptureResponse.packets:type_name -> takt.admin.v1.CapturedPacket
-	6,  // 61: takt.admin.v1.Admin.GetStatus:input_type -> takt.admin.v1.GetStatusRequest
-	15, // 62: takt.admin.v1.Admin.ListSessions:input_type -> takt.admin.v1.ListSessionsRequest
-	22, // 63: takt.admin.v1.Admin.EndSession:input_type -> takt.admin.v1.EndSessionRequest
-	24, // 64: takt.admin.v1.Admin.MoveSession:input_type -> takt.admin.v1.MoveSessionRequest
-	26, // 65: takt.admin.v1.Admin.MapChannel:input_type -> takt.admin.v1.MapChannelRequest
-	28, // 66: takt.admin.v1.Admin.ListChannels:input_type -> takt.admin.v1.ListChannelsRequest
-	32, // 67: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
-	35, // 68: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
-	37, // 69: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
-	39, // 70: takt.admin.v1.Admin.NextKey:input_type -> takt.admin.v1.NextKeyRequest
-	41, // 71: takt.admin.v1.Admin.SwitchKey:input_type -> takt.admin.v1.SwitchKeyRequest
-	43, // 72: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
-	46, // 73: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
-	54, // 74: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
-	67, // 75: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
-	57, // 76: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
-	63, // 77: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
-	65, // 78: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
-	69, // 79: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
-	77, // 80: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
-	80, // 81: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
-	82, // 82: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
-	91, // 83: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
-	93, // 84: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
-	95, // 85: takt.admin.v1.Admin.Capture:input_type -> takt.admin.v1.CaptureRequest
-	7,  // 86: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
-	16, // 87: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
-	23, // 88: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
-	25, // 89: takt.admin.v1.Admin.MoveSession:output_type -> takt.admin.v1.MoveSessionResponse
-	27, // 90: takt.admin.v1.Admin.MapChannel:output_type -> takt.admin.v1.MapChannelResponse
-	29, // 91: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
-	33, // 92: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
-	36, // 93: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
-	38, // 94: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
-	40, // 95: takt.admin.v1.Admin.NextKey:output_type -> takt.admin.v1.NextKeyResponse
-	42, // 96: takt.admin.v1.Admin.SwitchKey:output_type -> takt.admin.v1.SwitchKeyResponse
-	44, // 97: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
-	47, // 98: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
-	56, // 99: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
-	68, // 100: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
-	58, // 101: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
-	64, // 102: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
-	66, // 103: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
-	70, // 104: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
-	79, // 105: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
-	81, // 106: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
-	83, // 107: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
-	92, // 108: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
-	94, // 109: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
-	96, // 110: takt.admin.v1.Admin.Capture:output_type -> takt.admin.v1.CaptureResponse
-	86, // [86:111] is the sub-list for method output_type
-	61, // [61:86] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	8,   // 0: takt.admin.v1.GetStatusResponse.node:type_name -> takt.admin.v1.Node
+	11,  // 1: takt.admin.v1.Node.lanes:type_name -> takt.admin.v1.Lane
+	15,  // 2: takt.admin.v1.Node.peering:type_name -> takt.admin.v1.PeeringCounters
+	0,   // 3: takt.admin.v1.Node.protection:type_name -> takt.admin.v1.Protection
+	9,   // 4: takt.admin.v1.Node.delays:type_name -> takt.admin.v1.ClassDelays
+	5,   // 5: takt.admin.v1.Node.clock_state:type_name -> takt.admin.v1.ClockState
+	10,  // 6: takt.admin.v1.Node.sessions_moved:type_name -> takt.admin.v1.SessionsMoved
+	12,  // 7: takt.admin.v1.Lane.counters:type_name -> takt.admin.v1.LaneCounters
+	13,  // 8: takt.admin.v1.Lane.ports:type_name -> takt.admin.v1.Port
+	14,  // 9: takt.admin.v1.Port.counters:type_name -> takt.admin.v1.PortCounters
+	19,  // 10: takt.admin.v1.ListSessionsResponse.sessions:type_name -> takt.admin.v1.Session
+	21,  // 11: takt.admin.v1.Session.streams:type_name -> takt.admin.v1.Stream
+	22,  // 12: takt.admin.v1.Session.counters:type_name -> takt.admin.v1.SessionCounters
+	18,  // 13: takt.admin.v1.Session.unserved:type_name -> takt.admin.v1.Unserved
+	20,  // 14: takt.admin.v1.Session.direct:type_name -> takt.admin.v1.Direct
+	1,   // 15: takt.admin.v1.Stream.acceleration:type_name -> takt.admin.v1.Acceleration
+	2,   // 16: takt.admin.v1.Stream.resource_use:type_name -> takt.admin.v1.ResourceUse
+	33,  // 17: takt.admin.v1.ListChannelsResponse.channels:type_name -> takt.admin.v1.Channel
+	34,  // 18: takt.admin.v1.Channel.counters:type_name -> takt.admin.v1.ChannelCounters
+	37,  // 19: takt.admin.v1.ListPeersResponse.peers:type_name -> takt.admin.v1.Peer
+	4,   // 20: takt.admin.v1.Peer.state:type_name -> takt.admin.v1.PeerState
+	3,   // 21: takt.admin.v1.Peer.authentication:type_name -> takt.admin.v1.Authentication
+	48,  // 22: takt.admin.v1.ListDatapathsResponse.datapaths:type_name -> takt.admin.v1.Datapath
+	51,  // 23: takt.admin.v1.ListListenersResponse.listeners:type_name -> takt.admin.v1.ListenerStatus
+	53,  // 24: takt.admin.v1.ListenerStatus.listener:type_name -> takt.admin.v1.Listener
+	18,  // 25: takt.admin.v1.ListenerStatus.unserved:type_name -> takt.admin.v1.Unserved
+	52,  // 26: takt.admin.v1.ListenerStatus.streams:type_name -> takt.admin.v1.DeclaredStreamCounters
+	22,  // 27: takt.admin.v1.ListenerStatus.counters:type_name -> takt.admin.v1.SessionCounters
+	56,  // 28: takt.admin.v1.Listener.write:type_name -> takt.admin.v1.ChannelRange
+	56,  // 29: takt.admin.v1.Listener.read:type_name -> takt.admin.v1.ChannelRange
+	55,  // 30: takt.admin.v1.Listener.endpoint:type_name -> takt.admin.v1.Endpoint
+	54,  // 31: takt.admin.v1.Listener.streams:type_name -> takt.admin.v1.DeclaredStream
+	53,  // 32: takt.admin.v1.SetListenerRequest.listener:type_name -> takt.admin.v1.Listener
+	53,  // 33: takt.admin.v1.KeptListeners.listeners:type_name -> takt.admin.v1.Listener
+	62,  // 34: takt.admin.v1.ListNetworksResponse.networks:type_name -> takt.admin.v1.Network
+	64,  // 35: takt.admin.v1.Network.stations:type_name -> takt.admin.v1.Station
+	65,  // 36: takt.admin.v1.Network.counters:type_name -> takt.admin.v1.NetworkCounters
+	63,  // 37: takt.admin.v1.Network.routes:type_name -> takt.admin.v1.Route
+	64,  // 38: takt.admin.v1.SetStationRequest.station:type_name -> takt.admin.v1.Station
+	75,  // 39: takt.admin.v1.ListSchedulesResponse.links:type_name -> takt.admin.v1.LinkSchedule
+	74,  // 40: takt.admin.v1.ListSchedulesResponse.absent:type_name -> takt.admin.v1.AbsentSchedule
+	76,  // 41: takt.admin.v1.AbsentSchedule.schedule:type_name -> takt.admin.v1.GateSchedule
+	76,  // 42: takt.admin.v1.LinkSchedule.operational:type_name -> takt.admin.v1.GateSchedule
+	76,  // 43: takt.admin.v1.LinkSchedule.pending:type_name -> takt.admin.v1.GateSchedule
+	79,  // 44: takt.admin.v1.LinkSchedule.classes:type_name -> takt.admin.v1.ClassDepartures
+	78,  // 45: takt.admin.v1.GateSchedule.entries:type_name -> takt.admin.v1.GateEntry
+	77,  // 46: takt.admin.v1.GateSchedule.selection:type_name -> takt.admin.v1.ClassSelection
+	76,  // 47: takt.admin.v1.InstallScheduleRequest.schedule:type_name -> takt.admin.v1.GateSchedule
+	80,  // 48: takt.admin.v1.InstalledSchedules.schedules:type_name -> takt.admin.v1.InstallScheduleRequest
+	87,  // 49: takt.admin.v1.GetClockResponse.clock:type_name -> takt.admin.v1.Clock
+	5,   // 50: takt.admin.v1.Clock.state:type_name -> takt.admin.v1.ClockState
+	88,  // 51: takt.admin.v1.Clock.warnings:type_name -> takt.admin.v1.ClockWarning
+	89,  // 52: takt.admin.v1.Clock.kernel:type_name -> takt.admin.v1.KernelClock
+	90,  // 53: takt.admin.v1.Clock.ptp4l:type_name -> takt.admin.v1.PtpClock
+	91,  // 54: takt.admin.v1.Clock.chrony:type_name -> takt.admin.v1.ChronyClock
+	92,  // 55: takt.admin.v1.Clock.device:type_name -> takt.admin.v1.DeviceClock
+	93,  // 56: takt.admin.v1.Clock.host:type_name -> takt.admin.v1.HostClock
+	8,   // 57: takt.admin.v1.WatchResponse.node:type_name -> takt.admin.v1.Node
+	19,  // 58: takt.admin.v1.WatchResponse.sessions:type_name -> takt.admin.v1.Session
+	33,  // 59: takt.admin.v1.WatchResponse.channels:type_name -> takt.admin.v1.Channel
+	37,  // 60: takt.admin.v1.WatchResponse.peers:type_name -> takt.admin.v1.Peer
+	100, // 61: takt.admin.v1.CaptureResponse.packets:type_name -> takt.admin.v1.CapturedPacket
+	6,   // 62: takt.admin.v1.Admin.GetStatus:input_type -> takt.admin.v1.GetStatusRequest
+	16,  // 63: takt.admin.v1.Admin.ListSessions:input_type -> takt.admin.v1.ListSessionsRequest
+	23,  // 64: takt.admin.v1.Admin.EndSession:input_type -> takt.admin.v1.EndSessionRequest
+	25,  // 65: takt.admin.v1.Admin.MoveSession:input_type -> takt.admin.v1.MoveSessionRequest
+	27,  // 66: takt.admin.v1.Admin.RelieveChannel:input_type -> takt.admin.v1.RelieveChannelRequest
+	29,  // 67: takt.admin.v1.Admin.MapChannel:input_type -> takt.admin.v1.MapChannelRequest
+	31,  // 68: takt.admin.v1.Admin.ListChannels:input_type -> takt.admin.v1.ListChannelsRequest
+	35,  // 69: takt.admin.v1.Admin.ListPeers:input_type -> takt.admin.v1.ListPeersRequest
+	38,  // 70: takt.admin.v1.Admin.AddPeer:input_type -> takt.admin.v1.AddPeerRequest
+	40,  // 71: takt.admin.v1.Admin.RemovePeer:input_type -> takt.admin.v1.RemovePeerRequest
+	42,  // 72: takt.admin.v1.Admin.NextKey:input_type -> takt.admin.v1.NextKeyRequest
+	44,  // 73: takt.admin.v1.Admin.SwitchKey:input_type -> takt.admin.v1.SwitchKeyRequest
+	46,  // 74: takt.admin.v1.Admin.ListDatapaths:input_type -> takt.admin.v1.ListDatapathsRequest
+	49,  // 75: takt.admin.v1.Admin.ListListeners:input_type -> takt.admin.v1.ListListenersRequest
+	57,  // 76: takt.admin.v1.Admin.SetListener:input_type -> takt.admin.v1.SetListenerRequest
+	70,  // 77: takt.admin.v1.Admin.RemoveListener:input_type -> takt.admin.v1.RemoveListenerRequest
+	60,  // 78: takt.admin.v1.Admin.ListNetworks:input_type -> takt.admin.v1.ListNetworksRequest
+	66,  // 79: takt.admin.v1.Admin.SetStation:input_type -> takt.admin.v1.SetStationRequest
+	68,  // 80: takt.admin.v1.Admin.RemoveStation:input_type -> takt.admin.v1.RemoveStationRequest
+	72,  // 81: takt.admin.v1.Admin.ListSchedules:input_type -> takt.admin.v1.ListSchedulesRequest
+	80,  // 82: takt.admin.v1.Admin.InstallSchedule:input_type -> takt.admin.v1.InstallScheduleRequest
+	83,  // 83: takt.admin.v1.Admin.RemoveSchedule:input_type -> takt.admin.v1.RemoveScheduleRequest
+	85,  // 84: takt.admin.v1.Admin.GetClock:input_type -> takt.admin.v1.GetClockRequest
+	94,  // 85: takt.admin.v1.Admin.Reload:input_type -> takt.admin.v1.ReloadRequest
+	96,  // 86: takt.admin.v1.Admin.Watch:input_type -> takt.admin.v1.WatchRequest
+	98,  // 87: takt.admin.v1.Admin.Capture:input_type -> takt.admin.v1.CaptureRequest
+	7,   // 88: takt.admin.v1.Admin.GetStatus:output_type -> takt.admin.v1.GetStatusResponse
+	17,  // 89: takt.admin.v1.Admin.ListSessions:output_type -> takt.admin.v1.ListSessionsResponse
+	24,  // 90: takt.admin.v1.Admin.EndSession:output_type -> takt.admin.v1.EndSessionResponse
+	26,  // 91: takt.admin.v1.Admin.MoveSession:output_type -> takt.admin.v1.MoveSessionResponse
+	28,  // 92: takt.admin.v1.Admin.RelieveChannel:output_type -> takt.admin.v1.RelieveChannelResponse
+	30,  // 93: takt.admin.v1.Admin.MapChannel:output_type -> takt.admin.v1.MapChannelResponse
+	32,  // 94: takt.admin.v1.Admin.ListChannels:output_type -> takt.admin.v1.ListChannelsResponse
+	36,  // 95: takt.admin.v1.Admin.ListPeers:output_type -> takt.admin.v1.ListPeersResponse
+	39,  // 96: takt.admin.v1.Admin.AddPeer:output_type -> takt.admin.v1.AddPeerResponse
+	41,  // 97: takt.admin.v1.Admin.RemovePeer:output_type -> takt.admin.v1.RemovePeerResponse
+	43,  // 98: takt.admin.v1.Admin.NextKey:output_type -> takt.admin.v1.NextKeyResponse
+	45,  // 99: takt.admin.v1.Admin.SwitchKey:output_type -> takt.admin.v1.SwitchKeyResponse
+	47,  // 100: takt.admin.v1.Admin.ListDatapaths:output_type -> takt.admin.v1.ListDatapathsResponse
+	50,  // 101: takt.admin.v1.Admin.ListListeners:output_type -> takt.admin.v1.ListListenersResponse
+	59,  // 102: takt.admin.v1.Admin.SetListener:output_type -> takt.admin.v1.SetListenerResponse
+	71,  // 103: takt.admin.v1.Admin.RemoveListener:output_type -> takt.admin.v1.RemoveListenerResponse
+	61,  // 104: takt.admin.v1.Admin.ListNetworks:output_type -> takt.admin.v1.ListNetworksResponse
+	67,  // 105: takt.admin.v1.Admin.SetStation:output_type -> takt.admin.v1.SetStationResponse
+	69,  // 106: takt.admin.v1.Admin.RemoveStation:output_type -> takt.admin.v1.RemoveStationResponse
+	73,  // 107: takt.admin.v1.Admin.ListSchedules:output_type -> takt.admin.v1.ListSchedulesResponse
+	82,  // 108: takt.admin.v1.Admin.InstallSchedule:output_type -> takt.admin.v1.InstallScheduleResponse
+	84,  // 109: takt.admin.v1.Admin.RemoveSchedule:output_type -> takt.admin.v1.RemoveScheduleResponse
+	86,  // 110: takt.admin.v1.Admin.GetClock:output_type -> takt.admin.v1.GetClockResponse
+	95,  // 111: takt.admin.v1.Admin.Reload:output_type -> takt.admin.v1.ReloadResponse
+	97,  // 112: takt.admin.v1.Admin.Watch:output_type -> takt.admin.v1.WatchResponse
+	99,  // 113: takt.admin.v1.Admin.Capture:output_type -> takt.admin.v1.CaptureResponse
+	88,  // [88:114] is the sub-list for method output_type
+	62,  // [62:88] is the sub-list for method input_type
+	62,  // [62:62] is the sub-list for extension type_name
+	62,  // [62:62] is the sub-list for extension extendee
+	0,   // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_takt_admin_v1_admin_proto_init() }
@@ -8045,21 +8307,22 @@ func file_takt_admin_v1_admin_proto_init() {
 	if File_takt_admin_v1_admin_proto != nil {
 		return
 	}
-	file_takt_admin_v1_admin_proto_msgTypes[14].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[28].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[45].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[53].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[66].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[67].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[76].OneofWrappers = []any{}
-	file_takt_admin_v1_admin_proto_msgTypes[78].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[5].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[15].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[31].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[48].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[56].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[69].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[70].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[79].OneofWrappers = []any{}
+	file_takt_admin_v1_admin_proto_msgTypes[81].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_takt_admin_v1_admin_proto_rawDesc), len(file_takt_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   92,
+			NumMessages:   95,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

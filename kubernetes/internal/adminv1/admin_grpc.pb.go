@@ -40,6 +40,7 @@ const (
 	Admin_ListSessions_FullMethodName    = "/takt.admin.v1.Admin/ListSessions"
 	Admin_EndSession_FullMethodName      = "/takt.admin.v1.Admin/EndSession"
 	Admin_MoveSession_FullMethodName     = "/takt.admin.v1.Admin/MoveSession"
+	Admin_RelieveChannel_FullMethodName  = "/takt.admin.v1.Admin/RelieveChannel"
 	Admin_MapChannel_FullMethodName      = "/takt.admin.v1.Admin/MapChannel"
 	Admin_ListChannels_FullMethodName    = "/takt.admin.v1.Admin/ListChannels"
 	Admin_ListPeers_FullMethodName       = "/takt.admin.v1.Admin/ListPeers"
@@ -79,6 +80,9 @@ type AdminClient interface {
 	// emitted is sent, and what was delivered can be read; messages that come meanwhile are lost to it, and counted. NOT_FOUND: there
 	// is no such session. FAILED_PRECONDITION: the lane does not serve its tenant, or does not carry what it has open.
 	MoveSession(ctx context.Context, in *MoveSessionRequest, opts ...grpc.CallOption) (*MoveSessionResponse, error)
+	// Has sessions that write a channel, or read it, leave their lanes for others that serve them better, as if those were overloaded.
+	// The node chooses; one that was moved lately stays.
+	RelieveChannel(ctx context.Context, in *RelieveChannelRequest, opts ...grpc.CallOption) (*RelieveChannelResponse, error)
 	// Has a datapath carry the streams that write a channel, those that are opened later as well, until the channel is mapped back
 	// or the node restarts. Streams whose applications have asked for one datapath and no other stay. INVALID_ARGUMENT: there is no
 	// such datapath. RESOURCE_EXHAUSTED: too many channels are mapped.
@@ -178,6 +182,16 @@ func (c *adminClient) MoveSession(ctx context.Context, in *MoveSessionRequest, o
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(MoveSessionResponse)
 	err := c.cc.Invoke(ctx, Admin_MoveSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) RelieveChannel(ctx context.Context, in *RelieveChannelRequest, opts ...grpc.CallOption) (*RelieveChannelResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RelieveChannelResponse)
+	err := c.cc.Invoke(ctx, Admin_RelieveChannel_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -428,6 +442,9 @@ type AdminServer interface {
 	// emitted is sent, and what was delivered can be read; messages that come meanwhile are lost to it, and counted. NOT_FOUND: there
 	// is no such session. FAILED_PRECONDITION: the lane does not serve its tenant, or does not carry what it has open.
 	MoveSession(context.Context, *MoveSessionRequest) (*MoveSessionResponse, error)
+	// Has sessions that write a channel, or read it, leave their lanes for others that serve them better, as if those were overloaded.
+	// The node chooses; one that was moved lately stays.
+	RelieveChannel(context.Context, *RelieveChannelRequest) (*RelieveChannelResponse, error)
 	// Has a datapath carry the streams that write a channel, those that are opened later as well, until the channel is mapped back
 	// or the node restarts. Streams whose applications have asked for one datapath and no other stay. INVALID_ARGUMENT: there is no
 	// such datapath. RESOURCE_EXHAUSTED: too many channels are mapped.
@@ -504,6 +521,9 @@ func (UnimplementedAdminServer) EndSession(context.Context, *EndSessionRequest) 
 }
 func (UnimplementedAdminServer) MoveSession(context.Context, *MoveSessionRequest) (*MoveSessionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method MoveSession not implemented")
+}
+func (UnimplementedAdminServer) RelieveChannel(context.Context, *RelieveChannelRequest) (*RelieveChannelResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RelieveChannel not implemented")
 }
 func (UnimplementedAdminServer) MapChannel(context.Context, *MapChannelRequest) (*MapChannelResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method MapChannel not implemented")
@@ -657,6 +677,24 @@ func _Admin_MoveSession_Handler(srv interface{}, ctx context.Context, dec func(i
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AdminServer).MoveSession(ctx, req.(*MoveSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_RelieveChannel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RelieveChannelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).RelieveChannel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_RelieveChannel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).RelieveChannel(ctx, req.(*RelieveChannelRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1047,6 +1085,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "MoveSession",
 			Handler:    _Admin_MoveSession_Handler,
+		},
+		{
+			MethodName: "RelieveChannel",
+			Handler:    _Admin_RelieveChannel_Handler,
 		},
 		{
 			MethodName: "MapChannel",
