@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -150,23 +151,22 @@ impl Arrived {
     }
 }
 
-/// Emits numbers, each once, whatever becomes of its session.
-fn count(source: Source, emitted: &Arc<AtomicU64>, arrived: &Arrived) -> Worker {
-    let (emitted, arrived) = (emitted.clone(), arrived.clone());
+/// Emits numbers, each once, whatever becomes of its session: so many at a time.
+fn count(source: Source, emitted: &Arc<AtomicU64>, at_a_time: u64) -> Worker {
+    let emitted = emitted.clone();
     Worker::start(move |stop| {
         while !stop.load(Ordering::Relaxed) {
             let next = emitted.load(Ordering::Relaxed);
-            if next > arrived.last() + 200 {
-                // Whoever reads gets a turn.
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            let Ok(mut buffer) = source.buffer_wait(8, Wait::For(Duration::from_millis(100)))
-            else {
+            let wait = Wait::For(Duration::from_millis(100));
+            let Ok(mut buffer) = source.buffer_wait(8, wait) else {
                 continue;
             };
             buffer.copy_from_slice(&next.to_le_bytes());
             if buffer.emit().is_ok() {
                 emitted.store(next + 1, Ordering::Relaxed);
+            }
+            if next % at_a_time == 0 {
+                std::thread::sleep(Duration::from_millis(3));
             }
         }
     })
@@ -204,7 +204,12 @@ struct Pair {
 }
 
 impl Pair {
+    /// Numbers that are little work for a lane.
     fn start(daemon: &Daemon) -> Self {
+        Self::with(daemon, 1)
+    }
+
+    fn with(daemon: &Daemon, at_a_time: u64) -> Self {
         let (partner, victim) = (attach(daemon, "partner"), attach(daemon, "victim"));
         let stream = |session: &Session| session.stream(Qos::slow()).expect("a stream");
         let (of_partner, of_victim) = (stream(&partner), stream(&victim));
@@ -229,8 +234,8 @@ impl Pair {
         Self {
             reading: vec![read(to_partner, &at_partner), read(to_victim, &at_victim)],
             counting: vec![
-                count(from_victim, &by_victim, &at_partner),
-                count(from_partner, &Arc::default(), &at_victim),
+                count(from_victim, &by_victim, at_a_time),
+                count(from_partner, &Arc::default(), at_a_time),
             ],
             victim,
             _partner: partner,
@@ -413,7 +418,8 @@ async fn a_session_whose_listener_names_its_lane_stays_beside_a_hog() {
 async fn operators_move_a_session_to_and_fro_under_load_and_nothing_of_it_is_reordered() {
     let daemon = Daemon::start(&configuration(false, ""));
     let mut client = daemon.client().await;
-    let pair = Pair::start(&daemon);
+    // Its rings are full again and again: what it has emitted is still to be sent when it emits on another lane.
+    let pair = Pair::with(&daemon, 1000);
     for moves in 1..=10 {
         let told = await_that("the victim is there", &mut client, async |client| {
             session(client, "victim").await
@@ -432,4 +438,73 @@ async fn operators_move_a_session_to_and_fro_under_load_and_nothing_of_it_is_reo
     let moved = node(&mut client).await.sessions_moved.unwrap_or_default();
     assert_eq!((moved.operator, moved.overload), (10, 0));
     pair.check();
+}
+
+/// Gives back what it gets.
+fn echo(partner: &Session) -> Worker {
+    let stream = partner.stream(Qos::slow()).expect("a stream");
+    let (sink, source) = (stream.sink(ChannelId(20)), stream.source(ChannelId(21)));
+    let (sink, source) = (sink.expect("a sink"), source.expect("a source"));
+    Worker::start(move |stop| {
+        while !stop.load(Ordering::Relaxed) {
+            if let Ok(message) = sink.consume(Wait::For(Duration::from_millis(100)))
+                && let Ok(mut buffer) = source.buffer(message.len())
+            {
+                buffer.copy_from_slice(&message);
+                let _ = buffer.emit();
+            }
+        }
+    })
+}
+
+/// How long a message of a victim to its partner on the other lane and back takes, beside a hog on its own lane, with sessions that leave
+/// overloaded lanes and without, in turns.
+#[tokio::test]
+#[ignore = "measures"]
+async fn round_trips_beside_a_hog() {
+    const TRIPS: usize = 3000;
+    for round in 1..=3 {
+        for lanes in [false, true] {
+            let daemon = Daemon::start(&configuration(lanes, ""));
+            let mut client = daemon.client().await;
+            let _hog = hog(&daemon);
+            let partner = attach(&daemon, "partner");
+            let mut echo = echo(&partner);
+            let victim = attach(&daemon, "victim");
+            let stream = victim.stream(Qos::slow()).expect("a stream");
+            let sink = stream.sink(ChannelId(21)).expect("a sink");
+            let source = stream.source(ChannelId(20)).expect("a source");
+            let number = Cell::new(0u64);
+            let trip = || {
+                let number = number.replace(number.get() + 1);
+                let began = Instant::now();
+                let mut buffer = source.buffer(8).ok()?;
+                buffer.copy_from_slice(&number.to_le_bytes());
+                buffer.emit().ok()?;
+                loop {
+                    let message = sink.consume(Wait::For(Duration::from_secs(1))).ok()?;
+                    if message[..] == number.to_le_bytes() {
+                        return Some(began.elapsed());
+                    }
+                }
+            };
+            let wanted = u32::from(lanes);
+            await_that("it is where it is to be", &mut client, async |client| {
+                for _ in 0..100 {
+                    trip();
+                }
+                is_overloaded(client).await?;
+                (session(client, "victim").await?.lane == wanted).then_some(())
+            })
+            .await;
+            let mut times: Vec<Duration> = Vec::new();
+            while times.len() < TRIPS {
+                times.extend(trip());
+            }
+            times.sort_unstable();
+            let at = |percent: usize| times[TRIPS * percent / 100].as_micros();
+            println!("round {round}, lanes = {lanes}: p50 {} us, p99 {} us", at(50), at(99));
+            echo.end();
+        }
+    }
 }
