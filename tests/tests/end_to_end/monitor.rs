@@ -209,7 +209,10 @@ fn a_session_leaves_a_busy_lane_when_a_rule_of_the_monitor_begins() {
         stop.store(true, Ordering::Relaxed);
     });
     let found = found.expect("it was moved");
-    assert_eq!((&found.identity[..], found.lane, found.moved), ("press", 1, 1));
+    assert_eq!(
+        (&found.identity[..], found.lane, found.moved),
+        ("press", 1, 1)
+    );
     assert_eq!(found.moved_why, "rule busy");
     watched.end();
     until_true("it is heard from there", || {

@@ -345,7 +345,12 @@ async fn a_rule_has_the_readers_of_a_channel_leave_once_also_where_none_leaves_b
     await_that("the lane is overloaded", &mut client, is_overloaded).await;
     let hold = MARKS.replace("3600", "1");
     // What an operator has moved stays for a while, too.
-    reload(&daemon, &mut client, &configuration(false, "").replace(MARKS, &hold)).await;
+    reload(
+        &daemon,
+        &mut client,
+        &configuration(false, "").replace(MARKS, &hold),
+    )
+    .await;
     let ask = |channel, readers| RelieveChannelRequest {
         channel,
         readers,
@@ -355,7 +360,10 @@ async fn a_rule_has_the_readers_of_a_channel_leave_once_also_where_none_leaves_b
     let nobody = nobody.expect("answered").into_inner();
     assert_eq!((nobody.moved, &nobody.stay[..]), (0, ""));
     await_that("the victim leaves", &mut client, async |client| {
-        let answer = client.relieve_channel(ask(9, true)).await.expect("answered");
+        let answer = client
+            .relieve_channel(ask(9, true))
+            .await
+            .expect("answered");
         (answer.into_inner().moved == 1).then_some(())
     })
     .await;
@@ -503,7 +511,11 @@ async fn round_trips_beside_a_hog() {
             }
             times.sort_unstable();
             let at = |percent: usize| times[TRIPS * percent / 100].as_micros();
-            println!("round {round}, lanes = {lanes}: p50 {} us, p99 {} us", at(50), at(99));
+            println!(
+                "round {round}, lanes = {lanes}: p50 {} us, p99 {} us",
+                at(50),
+                at(99)
+            );
             echo.end();
         }
     }

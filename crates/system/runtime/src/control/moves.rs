@@ -272,8 +272,8 @@ impl Control {
         all.into_iter().filter(may).collect()
     }
 
-    /// What there is to know of a session that a lane serves.
-    fn seen(&self, session: &Session) -> Option<Seen> {
+    /// What there is to know of a session that a lane serves; where it may go only if that is asked.
+    fn seen(&self, session: &Session, goes: bool) -> Option<Seen> {
         let served = session.arena.is_some() && session.goes_on() && session.unplaced.is_none();
         served.then(|| Seen {
             id: session.id,
@@ -281,7 +281,10 @@ impl Control {
             lane: session.lane,
             work: work(&session.counters.read()),
             moved: session.moved.as_ref().map(|moved| moved.at),
-            lanes: self.lanes_for(session),
+            lanes: match goes {
+                true => self.lanes_for(session),
+                false => Vec::new(),
+            },
         })
     }
 
@@ -291,10 +294,11 @@ impl Control {
             return;
         };
         if now >= next {
+            let goes = self.config.balance.lanes;
             let seen = self
                 .sessions
                 .values()
-                .filter_map(|session| self.seen(session));
+                .filter_map(|session| self.seen(session, goes));
             let seen: Vec<Seen> = seen.collect();
             let busy = self.lanes.iter().map(|lane| lane.counters.busy_nanos.get());
             let busy: Vec<u64> = busy.collect();
@@ -330,7 +334,9 @@ impl Control {
             false => session.sources.iter().any(of_it),
         };
         let sessions = self.sessions.values().filter(concerned);
-        let mut seen: Vec<Seen> = sessions.filter_map(|session| self.seen(session)).collect();
+        let mut seen: Vec<Seen> = sessions
+            .filter_map(|session| self.seen(session, true))
+            .collect();
         seen.sort_by_key(|seen| seen.id);
         let (now, mut moved, mut stays) = (self.now(), 0, None);
         for seen in &seen {
