@@ -14,7 +14,7 @@ use takt_testing::{PATIENCE, browsed, until_true};
 
 use crate::capture::{LISTENERS, tenant};
 use crate::mapping::three_datapaths;
-use crate::support::{Datapath, Node, Pair, attach, introduce, number_of, put, skip, write};
+use crate::support::{Datapath, Node, Pair, attach, introduce, number_of, put, skip};
 
 const CHANNEL: ChannelId = ChannelId(5);
 /// No machine keeps to a nanosecond.
@@ -159,72 +159,6 @@ fn a_channel_goes_another_way_while_a_rule_of_the_monitor_holds() {
     channel(&["unmap", "5"]);
     until_true("the operator maps it back", || {
         streams[0].datapath() == "lossy"
-    });
-}
-
-#[test]
-fn a_session_leaves_a_busy_lane_when_a_rule_of_the_monitor_begins() {
-    if skip() {
-        return;
-    }
-    let sections = format!("[[lane]]\n[[lane]]\n{LISTENERS}");
-    let pair = Pair::with(&LabConfig::default(), &sections);
-    let [near, far] = &pair.nodes;
-    let writer = tenant(near, "press");
-    let source = writer.stream(Qos::slow()).expect("a stream");
-    let source = source.source(CHANNEL).expect("a source");
-    let reader = tenant(far, "press").stream(Qos::slow()).expect("a stream");
-    let sink = reader.sink(CHANNEL).expect("a sink");
-    introduce(&source, &[&sink]);
-    // Each comes to the lane with the fewest sessions: the writer shares its own with the one that does most.
-    let idle = tenant(near, "other");
-    let _idle = idle.stream(Qos::slow()).expect("a stream");
-    let busy = tenant(near, "other");
-    let busy = busy.stream(Qos::slow()).expect("a stream");
-    let hog = busy.source(ChannelId(6)).expect("a source");
-    let rules = near.directory.join("rules.toml");
-    std::fs::write(&rules, REMAP.replace("remap", "move")).expect("a file");
-    let rules = rules.to_str().expect("UTF-8");
-    let watched = Monitor::of_all(near, &["--rules", rules, "--move"]);
-    let moved = || {
-        let sessions = near.admin().sessions();
-        sessions.into_iter().find(|session| session.moved > 0)
-    };
-    let stop = AtomicBool::new(false);
-    let (mut number, mut found) = (0, None);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                let wait = Wait::For(std::time::Duration::from_millis(10));
-                let _ = hog.buffer_wait(64, wait).and_then(|buffer| buffer.emit());
-            }
-        });
-        until_true("the writer leaves", || {
-            number += u64::from(write(&source, number, 64).is_ok());
-            // The rule ends by silence, to begin with the next message.
-            std::thread::sleep(std::time::Duration::from_millis(250));
-            found = moved();
-            found.is_some()
-        });
-        stop.store(true, Ordering::Relaxed);
-    });
-    let found = found.expect("it was moved");
-    assert_eq!(
-        (&found.identity[..], found.lane, found.moved),
-        ("press", 1, 1)
-    );
-    assert_eq!(found.moved_why, "rule busy");
-    watched.end();
-    until_true("it is heard from there", || {
-        source.readers().is_ok_and(|count| count == 1) && write(&source, number, 64).is_ok()
-    });
-    let mut expected = 0;
-    until_true("all that it has sent comes, in its order", || {
-        while let Ok(message) = sink.consume(Wait::Never) {
-            assert_eq!(number_of(&message), expected);
-            expected += 1;
-        }
-        expected > number
     });
 }
 

@@ -165,7 +165,7 @@ fn count(source: Source, emitted: &Arc<AtomicU64>, at_a_time: u64) -> Worker {
             if buffer.emit().is_ok() {
                 emitted.store(next + 1, Ordering::Relaxed);
             }
-            if next % at_a_time == 0 {
+            if next.is_multiple_of(at_a_time) {
                 std::thread::sleep(Duration::from_millis(3));
             }
         }
