@@ -2,7 +2,7 @@
 # Runs a command beside a whole Kubernetes of one node, or of two (TAKT_NODES=2): node.sh COMMAND...
 # The cluster is in namespaces of its own (mounts, network, processes, host name), and so is the command: what
 # they mount and listen on is theirs, and all of it goes when the command ends. Only the cgroups are the
-# machine's: they are in groups named takt-cluster, which are removed. Needs root and what build.sh makes.
+# machine's: they are in groups named takt-cluster, and in the agents' takt-veth, which are removed. Needs root and what build.sh makes.
 #
 # Each of etcd, apiserver, controllers, scheduler, containerd and kubelet is started again when it ends, so
 # that tests may kill them; their process numbers are in $TAKT_CLUSTER/NAME.pid and they log to NAME.log.
@@ -40,7 +40,7 @@ if [ "${TAKT_CLUSTER_INSIDE:-}" = "" ]; then
 		fi
 		# Processes that have been killed leave their cgroups a moment later.
 		for try in 1 2 3 4 5 6 7 8 9 10; do
-			for group in /sys/fs/cgroup/takt-cluster /sys/fs/cgroup/*/takt-cluster; do
+			for group in /sys/fs/cgroup/takt-cluster /sys/fs/cgroup/*/takt-cluster /sys/fs/cgroup/takt-veth /sys/fs/cgroup/*/takt-veth; do
 				[ ! -d "$group" ] || find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || left=$try
 			done
 			[ "${left:-0}" = "$try" ] || break
