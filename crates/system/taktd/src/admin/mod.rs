@@ -7,6 +7,7 @@ mod capture;
 pub mod client;
 mod clock;
 mod convert;
+mod incoming;
 pub mod json;
 pub(crate) mod listener;
 mod network;

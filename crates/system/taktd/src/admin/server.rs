@@ -11,7 +11,7 @@ use takt_runtime::control::{MapChannelError, ScheduleError, Stopped};
 use takt_runtime::peering::keys::{PeerConfig, PublicKey};
 use takt_session::ErrorCode;
 use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::proto::admin_server::{Admin, AdminServer};
@@ -30,7 +30,7 @@ use super::proto::{
     SwitchKeyRequest, SwitchKeyResponse, WatchRequest, WatchResponse,
 };
 use super::socket::{self, SocketError};
-use super::{capture, listener, network, schedule, watch as pictures};
+use super::{capture, incoming, listener, network, schedule, watch as pictures};
 use crate::config::value::PeerAddress;
 use crate::node::{Node, NodeKeyError, ReloadError, SetListenerError};
 
@@ -77,7 +77,7 @@ impl AdminApi {
         let socket::AdminSocket { listener, path } = self.socket;
         let result = tonic::transport::Server::builder()
             .add_service(AdminServer::new(service))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
+            .serve_with_incoming_shutdown(incoming::connections(listener), async move {
                 // An error: nobody is left to say stop, which is as good.
                 let _ = stop.wait_for(|stop| *stop).await;
             })
