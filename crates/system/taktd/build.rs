@@ -15,6 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("Listener.mode", "octal"),
         ("Clock.state", "clock_state"),
         ("Node.clock_state", "clock_state"),
+        ("Node.protection", "protection"),
     ];
     let hexadecimal = ["Node.incarnation", "Peer.incarnation"];
     let mut builder =

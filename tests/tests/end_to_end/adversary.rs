@@ -4,11 +4,15 @@
 //! that keeps the node as busy. Beside both there are victims, with messages that are sent once, with a reliable stream and with
 //! launch times, and an operator. Nobody loses anything or gets it twice, what leaves at an instant is captured at the other
 //! end of the cable and waits for one message of each other tenant at most, and afterwards the daemon holds what it held before.
-//! How long things took beside the one and beside the other is printed: a busy machine says nothing by it.
+//! How long things took beside the one and beside the other is printed, and held to [`percentiles`] after a minute.
 
 mod attacks;
 mod forgery;
+mod memory;
 mod neighbour;
+mod percentiles;
+mod raw;
+mod slow;
 mod victims;
 mod wire;
 
@@ -25,6 +29,7 @@ use takt_testing::{PATIENCE, until};
 use takt_time::{TaiTime, TrafficClass};
 
 use crate::support::{Datapath, Held, Node, Pair, Stops, skip};
+use percentiles::Pairs;
 use victims::{Latencies, Took, Victims};
 use wire::Departures;
 
@@ -32,6 +37,9 @@ use wire::Departures;
 const TENANT_CHANNELS: u64 = 100;
 const HOSTILE: u64 = TENANT_CHANNELS;
 const HONEST: u64 = 2 * TENANT_CHANNELS;
+/// And those of which a neighbour has thousands, all at its own node.
+const HOSTILE_MANY: u64 = 10_000;
+const HONEST_MANY: u64 = 20_000;
 /// Ahead of a launch time.
 const AHEAD: Duration = Duration::from_millis(2);
 /// The instants that victim and adversary aim at are whole multiples of this.
@@ -39,7 +47,9 @@ const EVERY: i64 = 2_000_000;
 /// Messages that a neighbour has for one instant.
 const AT_ONCE: usize = 64;
 /// A neighbour is at work for so long at most before the other one is.
-const TURN: Duration = Duration::from_secs(10);
+const TURN: Duration = Duration::from_secs(6);
+/// Who is at work for so long or longer is held to percentiles: in shorter runs they say nothing.
+const JUDGED: Duration = Duration::from_secs(60);
 /// Memory that the daemon may have more of afterwards, KiB: buffers of its own that it had not used before, and what the
 /// allocator keeps between pieces in use.
 const KEPT_KIB: u64 = 48 << 10;
@@ -48,21 +58,21 @@ const LISTENERS: &str = "\
 [[listener]]
 path = \"DIR/hostile.sock\"
 identity = \"hostile\"
-write = [\"100-199\"]
-read = [\"100-199\"]
-sessions = 64
+write = [\"100-199\", \"10000-19999\"]
+read = [\"100-199\", \"10000-19999\"]
+sessions = 1100
 total_memory = \"2 GiB\"
-total_endpoints = 1024
-descriptors = 512
+total_endpoints = 4096
+descriptors = 8192
 [[listener]]
 path = \"DIR/honest.sock\"
 identity = \"honest\"
-write = [\"200-299\"]
-read = [\"200-299\"]
-sessions = 64
+write = [\"200-299\", \"20000-29999\"]
+read = [\"200-299\", \"20000-29999\"]
+sessions = 1100
 total_memory = \"2 GiB\"
-total_endpoints = 1024
-descriptors = 512
+total_endpoints = 4096
+descriptors = 8192
 ";
 
 fn seconds() -> Duration {
@@ -176,6 +186,26 @@ struct Beside {
     missing: u32,
 }
 
+/// What took some time: how it is called, and where it is.
+type Measured = (&'static str, fn(&mut Beside) -> &mut Latencies);
+
+const MEASURED: [Measured; 4] = [
+    ("operator", |beside| &mut beside.answered),
+    ("messages", |beside| &mut beside.exchanged),
+    ("reliable", |beside| &mut beside.repeated),
+    ("launch times, captured", |beside| &mut beside.departed.late),
+];
+
+impl Beside {
+    fn add(&mut self, more: Self) {
+        self.answered.add(more.answered);
+        self.exchanged.add(more.exchanged);
+        self.repeated.add(more.repeated);
+        self.departed.add(more.departed);
+        self.missing += more.missing;
+    }
+}
+
 /// The victims beside all of this, for a turn, and until each of it has been tried.
 fn take_turn(
     pair: &Pair,
@@ -183,8 +213,7 @@ fn take_turn(
     capture: &Capture,
     turn: Duration,
     all: &[(Work, Act)],
-    beside: &mut Beside,
-) {
+) -> Beside {
     let first = victims.launches().len();
     let stop = AtomicBool::new(false);
     let done = |work: &Work| work.done.load(Relaxed);
@@ -221,22 +250,35 @@ fn take_turn(
         exchanged,
         repeated,
     } = took;
-    beside.answered.add(answered);
-    beside.exchanged.add(exchanged);
-    beside.repeated.add(repeated);
-    beside.missing += missing;
-    let departed = wire::check(&seen, victims.launches(), first, missing);
-    beside.departed.add(departed);
+    Beside {
+        answered,
+        exchanged,
+        repeated,
+        departed: wire::check(&seen, victims.launches(), first, missing),
+        missing,
+    }
 }
 
 /// Waits until the tenant of a socket holds nothing at either node.
 fn released(pair: &Pair, socket: &str) {
     for node in &pair.nodes {
-        let mut admin = node.admin();
+        let (mut admin, mut before) = (node.admin(), None);
         until("what the neighbour held is released", || {
             let held = admin.listener_status(&node.directory.join(socket));
-            let left = held.sessions + held.endpoints + held.descriptors;
-            (u64::from(left) + held.memory_bytes == 0).then_some(())
+            let held = [held.sessions, held.endpoints, held.descriptors]
+                .map(u64::from)
+                .into_iter()
+                .chain([held.memory_bytes])
+                .collect::<Vec<_>>();
+            let none = held.iter().all(|left| *left == 0);
+            if !none && before.as_ref() != Some(&held) {
+                println!(
+                    "{socket} of {}: {held:?} sessions, endpoints, descriptors, octets left",
+                    node.pid()
+                );
+                before = Some(held);
+            }
+            none.then_some(())
         });
     }
 }
@@ -273,18 +315,12 @@ fn whatever_a_hostile_tenant_and_a_forging_host_do_nobody_else_loses_anything() 
     let turns = (seconds().div_duration_f64(2 * TURN).ceil() as u32).max(2);
     let turn = seconds() / (2 * turns);
     let [mut beside_honest, mut beside_hostile] = [Beside::default(), Beside::default()];
+    let mut pairs = MEASURED.map(|_| Pairs::default());
     for number in 0..turns {
-        take_turn(
-            &pair,
-            &mut victims,
-            &sent,
-            turn,
-            &honest,
-            &mut beside_honest,
-        );
+        let mut of_honest = take_turn(&pair, &mut victims, &sent, turn, &honest);
         released(&pair, "honest.sock");
         println!("turn {number}, honest: {:?}", Held::by(node));
-        std::thread::scope(|scope| {
+        let mut of_hostile = std::thread::scope(|scope| {
             let (forged, hosts) = (&forging, &pair.lab);
             forged.stop.store(false, Relaxed);
             let stop = [&forged.stop];
@@ -292,15 +328,13 @@ fn whatever_a_hostile_tenant_and_a_forging_host_do_nobody_else_loses_anything() 
             scope.spawn(move || {
                 forged.run(|forged| attacks::forge(hosts.host(2), hosts.host(0), forged));
             });
-            take_turn(
-                &pair,
-                &mut victims,
-                &sent,
-                turn,
-                &tenant,
-                &mut beside_hostile,
-            );
+            take_turn(&pair, &mut victims, &sent, turn, &tenant)
         });
+        for (pairs, (_, of)) in pairs.iter_mut().zip(MEASURED) {
+            pairs.add([of(&mut of_honest), of(&mut of_hostile)]);
+        }
+        beside_honest.add(of_honest);
+        beside_hostile.add(of_hostile);
         released(&pair, "hostile.sock");
         println!("turn {number}, hostile: {:?}", Held::by(node));
     }
@@ -310,6 +344,16 @@ fn whatever_a_hostile_tenant_and_a_forging_host_do_nobody_else_loses_anything() 
         victims.launches().len()
     );
     tell(&mut beside_honest, &mut beside_hostile);
+    for ((what, _), pairs) in MEASURED.iter().zip(&pairs) {
+        let (slower, of, too_many) = pairs.slower();
+        println!(
+            "{what}: in {slower} of {of} pairs of turns the p99 beside the hostile one was more than twice the other"
+        );
+        assert!(
+            seconds() < JUDGED || of == 0 || slower < too_many,
+            "{what}: the hostile tenant slows it down"
+        );
+    }
     let works = || honest.iter().chain(&tenant).map(|(work, _)| work);
     for work in works().chain([&forging]) {
         let done = work.done.load(Relaxed);
@@ -342,15 +386,7 @@ fn tell(honest: &mut Beside, hostile: &mut Beside) {
     println!(
         "us: p50, p99 and longest beside the honest neighbour; beside the hostile one; ratio of p99"
     );
-    for (what, of) in [
-        (
-            "operator",
-            (|b| &mut b.answered) as fn(&mut Beside) -> &mut Latencies,
-        ),
-        ("messages", |b| &mut b.exchanged),
-        ("reliable", |b| &mut b.repeated),
-        ("launch times, captured", |b| &mut b.departed.late),
-    ] {
+    for (what, of) in MEASURED {
         let [honest, hostile] = [&mut *honest, &mut *hostile].map(|beside| {
             let of = of(beside);
             (of.count(), of.told())

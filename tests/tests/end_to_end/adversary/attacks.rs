@@ -1,154 +1,56 @@
 //! What a hostile tenant and a host without a key can think of.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use rustix::net::SocketAddrUnix;
 use takt::{ChannelId, Qos, Session, Sink, Wait};
 use takt_lab::Host;
-use takt_session::layout::{
-    ArenaMap, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, Release, TxDescriptor,
-};
-use takt_session::message::{Envelope, Reply, Request};
-use takt_session::transport;
-use takt_shm::{Arena, LaneBell, Producer};
+use takt_session::layout::{HEADER_BYTES, TxDescriptor};
 
-use super::{HOSTILE, Tried, Work, launch_at};
+use super::memory::{jump, rewrite};
+use super::raw::Raw;
+use super::slow::{half_open, slow};
+use super::{HOSTILE, HOSTILE_MANY, Tried, Work, launch_at};
 use crate::support::node::PORT;
 
 /// How long before the victim's instants the launch times are that aim at them, nanoseconds.
 const BEFORE: i64 = 2_000;
+/// Sessions that have as many sources and sinks as there are, and the memory of each.
+const SESSIONS: usize = 8;
+const BYTES: u64 = 8 << 20;
 
 /// All that the tenant does, at once.
-pub const ALL: [Tried; 7] = [
+pub const ALL: [Tried; 10] = [
     ("scribble", scribble),
     ("twice", twice),
+    ("jump", jump),
+    ("rewrite", rewrite),
     ("ring", ring),
     ("half open", half_open),
+    ("slow", slow),
     ("endpoints", endpoints),
     ("never consumed", never_consumed),
     ("aim", aim),
 ];
 
-/// A session without a library, which does what no library would.
-struct Raw {
-    socket: OwnedFd,
-    arena: Arc<Arena>,
-    map: ArenaMap,
-    bell: LaneBell,
-    request: u32,
-}
-
-fn connect(path: &Path) -> Option<OwnedFd> {
-    let socket = transport::socket().ok()?;
-    let address = SocketAddrUnix::new(path).expect("a short path");
-    rustix::net::connect(&socket, &address).ok()?;
-    Some(socket)
-}
-
-fn request(socket: &OwnedFd, request: u32, message: Request) -> Option<transport::Packet> {
-    let bytes = Envelope { request, message }.encode();
-    transport::send(socket, &bytes, &[], true).ok()?;
-    transport::receive(socket, true).ok()?
-}
-
-fn attach_request(bytes: u64) -> Request {
-    Request::Attach {
-        name: "\u{1b}[2Jhostile\n".into(),
-        tx_bytes: bytes,
-        rx_bytes: bytes,
-        domain: false,
-    }
-}
-
-impl Raw {
-    /// None: refused, as one may be who asks so often.
-    fn attach(path: &Path) -> Option<Self> {
-        let socket = connect(path)?;
-        let packet = request(&socket, 1, attach_request(8 << 20))?;
-        let Ok(Reply::Attached { map, .. }) =
-            Envelope::<Reply>::decode(&packet.bytes).map(|envelope| envelope.message)
-        else {
-            return None;
-        };
-        let [arena, bell]: [OwnedFd; 2] = packet.descriptors.try_into().ok()?;
-        let arena = Arc::new(Arena::open(arena, map.total()).ok()?);
-        let bell = LaneBell::attach(&arena, LANE_STATE_OFFSET, LANE_DIRTY_OFFSET, bell).ok()?;
-        Some(Self {
-            socket,
-            arena,
-            map,
-            bell,
-            request: 1,
-        })
-    }
-
-    fn ask(&mut self, message: Request) -> Option<Reply> {
-        self.request += 1;
-        let packet = request(&self.socket, self.request, message)?;
-        Some(Envelope::<Reply>::decode(&packet.bytes).ok()?.message)
-    }
-
-    fn stream(&mut self) -> Option<u32> {
-        match self.ask(Request::OpenStream(Qos::slow()))? {
-            Reply::StreamOpened { stream, .. } => Some(stream),
-            _ => None,
-        }
-    }
-
-    fn source(&mut self, stream: u32) -> Option<Producer<TxDescriptor>> {
-        let open = Request::OpenSource {
-            stream,
-            channel: ChannelId(HOSTILE),
-            depth: 64,
-            origin: 0,
-            first: 0,
-        };
-        match self.ask(open)? {
-            Reply::SourceOpened { block, .. } => {
-                Producer::attach(&self.arena, block.tx_ring(), block.depth).ok()
-            }
-            _ => None,
-        }
-    }
-
-    fn sink(&mut self, stream: u32, notify_fd: bool) -> Option<Producer<Release>> {
-        let open = Request::OpenSink {
-            stream,
-            channel: ChannelId(HOSTILE),
-            depth: 64,
-            notify_fd,
-            mode: takt_session::SinkMode::default(),
-        };
-        match self.ask(open)? {
-            Reply::SinkOpened { block, .. } => {
-                Producer::attach(&self.arena, block.release_ring(), block.depth).ok()
-            }
-            _ => None,
-        }
-    }
-
-    fn write(&self, offset: usize, bytes: &[u8]) {
-        let slice = self.arena.slice(offset, bytes.len()).expect("in bounds");
-        slice.write_from(0, bytes).expect("fits");
-    }
-}
-
 /// Random bytes all over rings and memory, also while a message is being taken from there.
 fn scribble(work: &Work) {
     let mut rng = StdRng::seed_from_u64(1);
     while work.on() {
-        let Some(mut raw) = Raw::attach(&work.near) else {
+        let Some(mut raw) = Raw::attach(&work.near, BYTES) else {
             std::thread::yield_now();
             continue;
         };
-        let Some(stream) = raw.stream() else { continue };
-        let mut sources: Vec<_> = (0..3).filter_map(|_| raw.source(stream)).collect();
-        let _sinks: Vec<_> = (0..3).filter_map(|_| raw.sink(stream, false)).collect();
+        let Some(stream) = raw.stream(Qos::slow()) else {
+            continue;
+        };
+        let channel = ChannelId(HOSTILE);
+        let sources = (0..3).filter_map(|_| raw.source(stream, channel));
+        let mut sources: Vec<_> = sources.map(|source| source.tx).collect();
+        let _sinks: Vec<_> = (0..3)
+            .filter_map(|_| raw.sink(stream, channel, false))
+            .collect();
         for round in 0..200u32 {
             for source in &mut sources {
                 let honest = TxDescriptor {
@@ -179,15 +81,20 @@ fn scribble(work: &Work) {
 fn twice(work: &Work) {
     let mut rng = StdRng::seed_from_u64(2);
     while work.on() {
-        let Some(mut raw) = Raw::attach(&work.near) else {
+        let Some(mut raw) = Raw::attach(&work.near, BYTES) else {
             std::thread::yield_now();
             continue;
         };
-        let Some(stream) = raw.stream() else { continue };
-        let (Some(mut source), Some(mut release)) = (raw.source(stream), raw.sink(stream, true))
+        let Some(stream) = raw.stream(Qos::slow()) else {
+            continue;
+        };
+        let channel = ChannelId(HOSTILE);
+        let (Some(source), Some(sink)) =
+            (raw.source(stream, channel), raw.sink(stream, channel, true))
         else {
             continue;
         };
+        let (mut source, mut release) = (source.tx, sink.release);
         let one = TxDescriptor {
             chunk: rng.random_range(0..4),
             length: rng.random_range(0..1024),
@@ -225,7 +132,7 @@ fn twice(work: &Work) {
 fn ring(work: &Work) {
     while work.on() {
         // Others of the tenant may hold all its places.
-        let Some(raw) = Raw::attach(&work.near) else {
+        let Some(raw) = Raw::attach(&work.near, BYTES) else {
             std::thread::yield_now();
             continue;
         };
@@ -236,36 +143,27 @@ fn ring(work: &Work) {
     }
 }
 
-/// Connections that say nothing, that say half of something, or that leave at once; by the hundred.
-fn half_open(work: &Work) {
-    while work.on() {
-        let sockets: Vec<_> = (0..200).filter_map(|_| connect(&work.near)).collect();
-        for (at, socket) in sockets.iter().enumerate() {
-            match at % 3 {
-                0 => drop(transport::send(socket, &[1], &[], false)),
-                1 => {
-                    // With descriptors that nobody has asked for.
-                    let all = [socket.as_fd(); transport::MAX_DESCRIPTORS];
-                    let _ = transport::send(socket, b"take these", &all, false);
-                }
-                _ => {}
-            }
-        }
-        work.did();
-    }
-}
-
-/// Sources and sinks until no more are available, and then all over again.
+/// Sources and sinks on a channel each until no more are available, by the thousand, and then all over again.
 fn endpoints(work: &Work) {
     while work.on() {
+        let mut channels = (HOSTILE_MANY..).map(ChannelId);
         let mut sessions = Vec::new();
-        while let Some(mut raw) = Raw::attach(&work.near).filter(|_| work.on()) {
-            let Some(stream) = raw.stream() else { break };
-            while work.on() && raw.source(stream).is_some() && raw.sink(stream, true).is_some() {
+        while let Some(mut raw) = Raw::attach(&work.near, BYTES).filter(|_| work.on()) {
+            let Some(stream) = raw.stream(Qos::slow()) else {
+                break;
+            };
+            let more = |raw: &mut Raw, channel| {
+                raw.source(stream, channel).is_some() && raw.sink(stream, channel, true).is_some()
+            };
+            while work.on()
+                && channels
+                    .next()
+                    .is_some_and(|channel| more(&mut raw, channel))
+            {
                 work.did();
             }
             sessions.push(raw);
-            if sessions.len() == 4 {
+            if sessions.len() == SESSIONS {
                 break;
             }
         }

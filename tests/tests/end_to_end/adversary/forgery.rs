@@ -73,14 +73,14 @@ fn forged(datagram: &[u8], rng: &mut StdRng) -> Vec<Vec<u8>> {
 
 /// What the lanes of a node have counted together.
 #[derive(Clone, Copy, Debug, Default)]
-struct Refused {
-    unauthentic: u64,
-    replayed: u64,
-    unknown_sender: u64,
+pub struct Refused {
+    pub unauthentic: u64,
+    pub replayed: u64,
+    pub unknown_sender: u64,
     forwarded: u64,
 }
 
-fn refused(node: &Node) -> Refused {
+pub fn refused(node: &Node) -> Refused {
     let lanes = node.admin().node().lanes;
     let counters = lanes.iter().filter_map(|lane| lane.counters);
     counters.fold(Refused::default(), |all, of| Refused {

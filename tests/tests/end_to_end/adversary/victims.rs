@@ -24,7 +24,7 @@ const WAITING: usize = 6;
 const BETWEEN_QUESTIONS: Duration = Duration::from_millis(200);
 
 /// How long things took, nanoseconds.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Latencies(Vec<u32>);
 
 impl Latencies {

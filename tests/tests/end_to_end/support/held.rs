@@ -2,6 +2,9 @@
 
 use super::Node;
 
+/// Memory of arenas that may have come to be used, KiB: applications that are still there go round in theirs.
+const USED_KIB: u64 = 4 << 10;
+
 /// Descriptors, threads and memory of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
@@ -58,12 +61,13 @@ impl Held {
         }
     }
 
-    /// Whether it is no more than before, but for memory that an allocator may keep.
+    /// Whether it is no more than before, but for memory that an allocator may keep and that applications have come to use.
     pub fn is_within(self, before: Self, kept_kib: u64) -> bool {
         self.descriptors <= before.descriptors
             && self.arenas <= before.arenas
             && self.bpf == before.bpf
             && self.threads <= before.threads
             && self.own_kib <= before.own_kib + kept_kib
+            && self.shared_kib <= before.shared_kib + USED_KIB
     }
 }

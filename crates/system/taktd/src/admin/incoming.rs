@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::{Connected, UdsConnectInfo};
@@ -50,12 +50,16 @@ async fn accept(listener: UnixListener, begun: mpsc::Sender<io::Result<Connectio
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    let one = silent.spawn(begin(stream, places.clone(), begun.clone()));
-                    oldest.push_back(one);
-                    oldest.retain(|one| !one.is_finished());
-                    if oldest.len() > MOST_SILENT && let Some(one) = oldest.pop_front() {
+                    if oldest.len() == MOST_SILENT {
+                        // What has come of them is read first.
+                        tokio::task::yield_now().await;
+                        oldest.retain(|one: &AbortHandle| !one.is_finished());
+                    }
+                    if oldest.len() == MOST_SILENT && let Some(one) = oldest.pop_front() {
                         one.abort();
                     }
+                    let one = silent.spawn(begin(stream, places.clone(), begun.clone()));
+                    oldest.push_back(one);
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept an operator: trying again soon");
@@ -214,6 +218,18 @@ mod tests {
         assert_eq!(&read, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nmore");
         connection.write_all(b"x").await.expect("room");
         assert_eq!(client.read_u8().await.expect("an answer"), b'x');
+    }
+
+    #[tokio::test]
+    async fn who_has_begun_is_served_however_many_others_wait_to_be_accepted() {
+        let mut served = Served::new();
+        let path = served.directory.join("socket");
+        // Before anything is accepted: this test and the server take turns.
+        let connect = || std::os::unix::net::UnixStream::connect(&path).expect("room");
+        let mut client = connect();
+        std::io::Write::write_all(&mut client, BEGINNING).expect("room");
+        let _silent: Vec<_> = (0..MOST_SILENT + 32).map(|_| connect()).collect();
+        served.next().await;
     }
 
     #[tokio::test]

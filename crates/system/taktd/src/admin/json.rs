@@ -2,7 +2,7 @@
 
 use serde::Serializer;
 
-use super::proto::{Acceleration, ClockState, PeerState, ResourceUse};
+use super::proto::{Acceleration, ClockState, PeerState, Protection, ResourceUse};
 
 /// `up`, `down`, `trying`.
 pub fn state_name(state: i32) -> &'static str {
@@ -32,6 +32,16 @@ pub fn resource_use_name(resource_use: i32) -> &'static str {
     }
 }
 
+/// `none`, `integrity`, `encrypt`: as `security.protection` of the configuration.
+pub fn protection_name(protection: i32) -> &'static str {
+    match Protection::try_from(protection) {
+        Ok(Protection::None) => "none",
+        Ok(Protection::Integrity) => "integrity",
+        Ok(Protection::Encrypt) => "encrypt",
+        Ok(Protection::Unspecified) | Err(_) => "unknown",
+    }
+}
+
 /// Serialises [`PeerState`].
 ///
 /// # Errors
@@ -54,6 +64,14 @@ pub fn acceleration<S: Serializer>(value: &i32, serializer: S) -> Result<S::Ok, 
 /// The serialiser's.
 pub fn resource_use<S: Serializer>(value: &i32, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(resource_use_name(*value))
+}
+
+/// Serialises [`Protection`].
+///
+/// # Errors
+/// The serialiser's.
+pub fn protection<S: Serializer>(value: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(protection_name(*value))
 }
 
 /// `synchronised`, `holdover`, `free-running`.

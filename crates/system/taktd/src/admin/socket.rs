@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixListener;
 
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 16;
+/// Connections that may wait to be accepted. A client that does not wait itself is refused by the kernel where there are more.
+const BACKLOG: i32 = 1024;
 
 /// Why the admin socket cannot be opened.
 #[derive(Debug, thiserror::Error)]
