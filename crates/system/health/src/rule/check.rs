@@ -12,8 +12,8 @@ use crate::spec::{Document, exact};
 
 /// More combinations than these are not tried.
 const MAX_COMBINATIONS: usize = 100_000;
-/// More pairs of rules than these are not compared.
-const MAX_PAIRS: usize = 1000;
+/// Comparisons of a figure with a value that a check makes of all rules and pairs of rules together: well below a second's.
+const MAX_COMPARISONS: usize = 20_000_000;
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -93,11 +93,54 @@ fn samples(expressions: &[&Expression]) -> Option<Vec<(Kpi, Vec<f64>)>> {
     Some(all)
 }
 
-/// Whether some values satisfy `wanted`; `None` if there are too many to try.
-fn possible(expressions: &[&Expression], wanted: impl Fn(&[bool]) -> bool) -> Option<bool> {
-    let samples = samples(expressions)?;
+/// Why it was not tried whether something is possible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Untried {
+    /// There are more than [`MAX_COMBINATIONS`].
+    TooMany,
+    /// The check has made its [`MAX_COMPARISONS`].
+    Spent,
+}
+
+/// What a check may still do.
+struct Budget {
+    comparisons: usize,
+}
+
+impl Budget {
+    /// Whether some values satisfy `wanted`.
+    fn possible(
+        &mut self,
+        expressions: &[&Expression],
+        wanted: impl Fn(&[bool]) -> bool,
+    ) -> Result<bool, Untried> {
+        let mut each = 1;
+        for expression in expressions {
+            expression.visit(&mut |_, _| each += 1);
+        }
+        // To find the values costs as much as a few combinations.
+        self.take(each)?;
+        let samples = samples(expressions).ok_or(Untried::TooMany)?;
+        possible(&samples, expressions, wanted, || self.take(each))
+    }
+
+    fn take(&mut self, comparisons: usize) -> Result<(), Untried> {
+        let left = self.comparisons.checked_sub(comparisons);
+        self.comparisons = left.unwrap_or(0);
+        left.map(drop).ok_or(Untried::Spent)
+    }
+}
+
+/// Whether some of these values satisfy `wanted`, asking before each combination.
+fn possible(
+    samples: &[(Kpi, Vec<f64>)],
+    expressions: &[&Expression],
+    wanted: impl Fn(&[bool]) -> bool,
+    mut may: impl FnMut() -> Result<(), Untried>,
+) -> Result<bool, Untried> {
     let mut at = vec![0; samples.len()];
     loop {
+        may()?;
         let value = |kpi: Kpi| {
             let place = samples.iter().position(|(known, _)| *known == kpi)?;
             samples[place].1.get(at[place]).copied()
@@ -107,12 +150,12 @@ fn possible(expressions: &[&Expression], wanted: impl Fn(&[bool]) -> bool) -> Op
             .map(|expression| expression.evaluate(&value) == Some(true))
             .collect();
         if wanted(&holds) {
-            return Some(true);
+            return Ok(true);
         }
         let mut digit = 0;
         loop {
             match at.get_mut(digit) {
-                None => return Some(false),
+                None => return Ok(false),
                 Some(index) if *index + 1 < samples[digit].1.len() => {
                     *index += 1;
                     break;
@@ -127,7 +170,7 @@ fn possible(expressions: &[&Expression], wanted: impl Fn(&[bool]) -> bool) -> Op
 }
 
 /// Finds rules that have flows of both go elsewhere, and contradict each other.
-fn pairs(rules: &[Rule]) -> Vec<Finding> {
+fn pairs(rules: &[Rule], budget: &mut Budget) -> Vec<Finding> {
     let steers = |rule: &Rule, action| rule.actions.contains(&action);
     let alike = |one: &Rule, other: &Rule| {
         let actions = [Action::Control, Action::Remap, Action::Move];
@@ -136,43 +179,64 @@ fn pairs(rules: &[Rule]) -> Vec<Finding> {
             .filter(|action| steers(one, *action) && steers(other, *action));
         both.next().filter(|_| one.pattern.overlaps(&other.pattern))
     };
-    let mut pairs = rules.iter().enumerate().flat_map(|(at, rule)| {
+    let pairs = rules.iter().enumerate().flat_map(|(at, rule)| {
         let others = rules[..at].iter();
         others.filter_map(move |other| Some((rule, other, alike(rule, other)?)))
     });
-    let compared = pairs.by_ref().take(MAX_PAIRS);
-    let mut findings: Vec<Finding> = compared
-        .filter_map(|(rule, other, action)| pair(rule, other, action))
-        .collect();
-    if let Some((rule, ..)) = pairs.next() {
+    let mut findings = Vec::new();
+    for (rule, other, action) in pairs {
+        let untried = match pair(rule, other, action, budget) {
+            Ok(found) => {
+                findings.extend(found);
+                continue;
+            }
+            Err(untried) => untried,
+        };
+        let text = match untried {
+            Untried::TooMany => format!(
+                "is not compared with rule {}: together they compare too many figures with too many values",
+                other.name
+            ),
+            Untried::Spent => format!(
+                "is not compared with rule {} and those behind that, nor is any later rule: a check makes {MAX_COMPARISONS} comparisons; \
+                 divide the file, or use simpler conditions",
+                other.name
+            ),
+        };
         findings.push(Finding {
             severity: Severity::Note,
             code: "not-checked",
             place: format!("rule {}", rule.name),
-            text: format!(
-                "has flows leave as more than {MAX_PAIRS} pairs of rules do: not all are compared"
-            ),
+            text,
         });
+        if untried == Untried::Spent {
+            break;
+        }
     }
     findings
 }
 
-fn pair(rule: &Rule, other: &Rule, action: Action) -> Option<Finding> {
+fn pair(
+    rule: &Rule,
+    other: &Rule,
+    action: Action,
+    budget: &mut Budget,
+) -> Result<Option<Finding>, Untried> {
     let (when, before) = (&rule.when, &other.when);
     let find = |severity, code, text| {
-        Some(Finding {
+        Ok(Some(Finding {
             severity,
             code,
             place: format!("rule {}", rule.name),
             text,
-        })
+        }))
     };
     // What one of them never or always does by itself is told of it.
-    let may = |wanted: [bool; 2]| possible(&[when, before], |holds| holds == wanted);
-    if may([true, false]) != Some(true) || may([false, true]) != Some(true) {
-        return None;
+    let mut may = |wanted: [bool; 2]| budget.possible(&[when, before], |holds| holds == wanted);
+    if !may([true, false])? || !may([false, true])? {
+        return Ok(None);
     }
-    if may([false, false]) == Some(false) {
+    if !may([false, false])? {
         let does = match action {
             Action::Remap => "is mapped",
             _ => "is to leave",
@@ -189,7 +253,7 @@ fn pair(rule: &Rule, other: &Rule, action: Action) -> Option<Finding> {
             Some(until) => until.clone(),
             None => Expression::Not(Box::new(ends.when.clone())),
         };
-        if possible(&[&begins.when, &end], |holds| holds[0] && !holds[1]) == Some(false) {
+        if !budget.possible(&[&begins.when, &end], |holds| holds[0] && !holds[1])? {
             let text = format!(
                 "`{}` of rule {} begins only where rule {} ends, and both have `{}`: one undoes the other for a flow of both",
                 begins.when,
@@ -200,11 +264,51 @@ fn pair(rule: &Rule, other: &Rule, action: Action) -> Option<Finding> {
             return find(Severity::Warning, "opposite", text);
         }
     }
-    None
+    Ok(None)
+}
+
+/// Finds what is wrong with the conditions of a rule by itself. The last: whether it ever begins.
+fn conditions(rule: &Rule, budget: &mut Budget) -> Result<(Vec<Finding>, bool), Untried> {
+    let mut findings = Vec::new();
+    let mut find = |severity, code, text| {
+        findings.push(Finding {
+            severity,
+            code,
+            place: format!("rule {}", rule.name),
+            text,
+        });
+    };
+    if !budget.possible(&[&rule.when], |holds| holds[0])? {
+        let text = format!("`{}` never holds", rule.when);
+        find(Severity::Error, "never", text);
+        return Ok((findings, false));
+    }
+    if !budget.possible(&[&rule.when], |holds| !holds[0])? {
+        let text = format!("`{}` always holds once its figures are known", rule.when);
+        find(Severity::Warning, "always", text);
+    }
+    if let Some(until) = &rule.until {
+        if !budget.possible(&[until], |holds| holds[0])? {
+            let text = format!("never ends, because `{until}` never holds");
+            find(Severity::Error, "never-ends", text);
+        } else if budget.possible(&[&rule.when, until], |holds| holds[0] && holds[1])? {
+            let text = format!(
+                "begins and ends at once where `{}` and `{until}` both hold",
+                rule.when
+            );
+            find(Severity::Error, "contradiction", text);
+        }
+    }
+    Ok((findings, true))
 }
 
 /// Finds what is wrong with specifications and rules that can be read, the worst first.
 pub fn check(document: &Document) -> Vec<Finding> {
+    let comparisons = MAX_COMPARISONS;
+    check_within(document, &mut Budget { comparisons })
+}
+
+fn check_within(document: &Document, budget: &mut Budget) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut find = |severity, code, place: String, text: String| {
         findings.push(Finding {
@@ -249,6 +353,7 @@ pub fn check(document: &Document) -> Vec<Finding> {
             find(Severity::Warning, "wide-tolerance", place, text);
         }
     }
+    let mut of_conditions = Vec::new();
     for (at, rule) in document.rules.iter().enumerate() {
         let place = format!("rule {}", rule.name);
         if document.rules[..at]
@@ -262,37 +367,30 @@ pub fn check(document: &Document) -> Vec<Finding> {
                 "another rule has this name".into(),
             );
         }
-        match possible(&[&rule.when], |holds| holds[0]) {
-            None => {
-                let text = "compares too many figures with too many values to be checked".into();
-                find(Severity::Note, "not-checked", place, text);
-                continue;
-            }
-            Some(false) => {
-                let text = format!("`{}` never holds", rule.when);
-                find(Severity::Error, "never", place, text);
-                continue;
-            }
-            Some(true) => {}
-        }
-        if possible(&[&rule.when], |holds| !holds[0]) == Some(false) {
-            let text = format!("`{}` always holds once its figures are known", rule.when);
-            find(Severity::Warning, "always", place.clone(), text);
-        }
-        if let Some(until) = &rule.until {
-            match possible(&[until], |holds| holds[0]) {
-                Some(false) => {
-                    let text = format!("never ends, because `{until}` never holds");
-                    find(Severity::Error, "never-ends", place.clone(), text);
+        match conditions(rule, budget) {
+            Ok((found, begins)) => {
+                of_conditions.extend(found);
+                if !begins {
+                    continue;
                 }
-                _ if possible(&[&rule.when, until], |holds| holds[0] && holds[1]) == Some(true) => {
-                    let text = format!(
-                        "begins and ends at once where `{}` and `{until}` both hold",
-                        rule.when
-                    );
-                    find(Severity::Error, "contradiction", place.clone(), text);
-                }
-                _ => {}
+            }
+            Err(untried) => {
+                let text = match untried {
+                    Untried::TooMany => {
+                        "compares too many figures with too many values to be checked".into()
+                    }
+                    Untried::Spent => format!(
+                        "is not checked: a check makes {MAX_COMPARISONS} comparisons, which those before have needed; divide the \
+                         file, or use simpler conditions"
+                    ),
+                };
+                of_conditions.push(Finding {
+                    severity: Severity::Note,
+                    code: "not-checked",
+                    place,
+                    text,
+                });
+                continue;
             }
         }
         let uses_level = {
@@ -311,7 +409,8 @@ pub fn check(document: &Document) -> Vec<Finding> {
             find(Severity::Warning, "flaps", place, text);
         }
     }
-    findings.extend(pairs(&document.rules));
+    findings.extend(of_conditions);
+    findings.extend(pairs(&document.rules, budget));
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     findings
 }
@@ -451,5 +550,72 @@ mod tests {
             .flat_map(|kpi| (1..9).map(move |n| format!("{} > {n}ms", kpi.name())))
             .collect();
         assert_eq!(codes(&rule(&terms.join(" or "), "")), ["not-checked"]);
+    }
+
+    #[test]
+    fn the_largest_file_of_rules_is_checked_within_its_comparisons_and_what_is_not_is_named() {
+        // Conditions of four figures, of which each pair has as many combinations as are tried.
+        let condition = |shift: usize| {
+            let figures = super::Kpi::ALL
+                .iter()
+                .filter(|kpi| kpi.unit() == Some(crate::quantity::Unit::Time))
+                .take(4);
+            let terms: Vec<String> = figures
+                .flat_map(|kpi| {
+                    (1..3).map(move |n| format!("{} > {}ms", kpi.name(), 10 * n + shift % 7))
+                })
+                .collect();
+            // Never, which takes all combinations to see.
+            format!("({}) and level > red", terms.join(" or "))
+        };
+        let rules: String = (0..crate::spec::MAX_ENTRIES)
+            .map(|at| {
+                let when = condition(at);
+                format!("[[rule]]\nname = \"r{at}\"\nwhen = \"{when}\"\ndo = [\"control\"]\n")
+            })
+            .scan(0, |length, rule| {
+                *length += rule.len();
+                (*length <= crate::spec::MAX_LENGTH).then_some(rule)
+            })
+            .collect();
+        let document = Document::read(&rules).expect("a document");
+        let mut budget = Budget {
+            comparisons: MAX_COMPARISONS,
+        };
+        let findings = check_within(&document, &mut budget);
+        assert_eq!(budget.comparisons, 0);
+        let unchecked: Vec<_> = findings
+            .iter()
+            .filter(|finding| finding.code == "not-checked")
+            .collect();
+        let last = unchecked.last().expect("not all of them");
+        assert!(last.text.contains("nor is any later rule"), "{last}");
+        let of_one = |finding: &&&Finding| finding.text.contains("is not checked: a check makes");
+        assert!(unchecked.iter().filter(of_one).count() > 0);
+    }
+
+    #[test]
+    fn pairs_of_rules_for_which_no_comparisons_are_left_are_named() {
+        let rule = |name: &str, when: &str| {
+            format!(
+                "[[rule]]\nname = \"{name}\"\nwhen = \"{when}\"\nuntil = \"delay < 1ms\"\ndo = [\"control\"]\n"
+            )
+        };
+        let text = rule("a", "delay > 5ms") + &rule("b", "delay > 6ms") + &rule("c", "delay > 7ms");
+        let document = Document::read(&text).expect("a document");
+        let found = |comparisons| {
+            let findings = check_within(&document, &mut Budget { comparisons });
+            findings.first().map(ToString::to_string)
+        };
+        assert_eq!(found(MAX_COMPARISONS), None);
+        // All rules, and not all pairs.
+        let enough = (0..).find(|most| {
+            found(*most).is_some_and(|text| text.contains("is not compared with rule"))
+        });
+        let text = found(enough.expect("some")).expect("a note");
+        assert!(
+            text.starts_with("note: rule b: is not compared with rule a and those behind that, nor is any later rule"),
+            "{text}"
+        );
     }
 }
