@@ -206,6 +206,102 @@ fn each_broken_rule_ends_the_session_with_its_own_reason() {
     );
 }
 
+/// Offsets of the indices in a ring.
+const PRODUCER: usize = 0;
+const CONSUMER: usize = 64;
+
+#[derive(Clone, Copy, Debug)]
+enum Ring {
+    Transmit,
+    Completion,
+    Receive,
+    Release,
+}
+
+/// Why a session ends of which an index, in a ring of 64 entries, is so much further than it was after a message.
+fn jumped(ring: Ring, by: u32) -> takt_session::Failure {
+    let runtime = start(config(free_port(), &[]));
+    let (mut a, mut h) = (App::attach(runtime.handle()), App::attach(runtime.handle()));
+    let (to_it, from_it) = (a.stream(Qos::slow()), h.stream(Qos::slow()));
+    let mut sink = h.sink(from_it, 6, 64);
+    let mut honest = a.source(to_it, 6, 64);
+    let mut source = h.source(from_it, 7, 64);
+    a.emit(&mut honest, 0, b"one", 0);
+    h.receive(&mut sink);
+    a.completion(&mut honest);
+    h.emit(&mut source, 0, b"nobody listens", 0);
+    h.completion(&mut source);
+    let index = match ring {
+        Ring::Transmit => source.block.tx_ring() + PRODUCER,
+        Ring::Completion => source.block.completion_ring() + CONSUMER,
+        Ring::Receive => sink.block.rx_ring() + CONSUMER,
+        Ring::Release => sink.block.release_ring() + PRODUCER,
+    };
+    let index = h.arena.atomic_u32(index).expect("in bounds");
+    index.store(1_u32.wrapping_add(by), Ordering::Relaxed);
+    let mut emitted = 1;
+    let mut reason = None;
+    until_true("it is found out", || {
+        match ring {
+            // The runtime looks when there is something for it, or when it needs room.
+            Ring::Transmit => h.bell.ring(),
+            Ring::Completion => {
+                // As many as fill it, none of which it takes.
+                if emitted < 64 + 2 && source.tx.free().expect("ring") > 0 {
+                    h.emit(&mut source, emitted, b"x", emitted);
+                    emitted += 1;
+                }
+            }
+            Ring::Receive | Ring::Release => {
+                a.emit(&mut honest, 0, b"x", emitted);
+                a.completion(&mut honest);
+                h.bell.ring();
+            }
+        }
+        let packet = transport::receive(&h.socket, false).ok().flatten();
+        reason = packet.and_then(|packet| {
+            let reply = Envelope::<Reply>::decode(&packet.bytes).expect("decode");
+            match reply.message {
+                Reply::Ended(failure) => Some(failure),
+                other => panic!("expected the end, got {other:?}"),
+            }
+        });
+        reason.is_some()
+    });
+    // Who sent to it goes on.
+    let mut other = a.sink(to_it, 5, 0);
+    let mut source = a.source(to_it, 5, 0);
+    a.emit(&mut source, 1, b"still here", 0);
+    assert_eq!(a.receive(&mut other).1, b"still here");
+    reason.expect("a reason")
+}
+
+#[test]
+fn an_index_that_jumps_anywhere_it_cannot_be_ends_the_session_by_the_name_of_its_ring() {
+    for (ring, name) in [
+        (Ring::Transmit, "transmit ring"),
+        (Ring::Completion, "completion ring"),
+        (Ring::Receive, "receive ring"),
+        (Ring::Release, "release ring"),
+    ] {
+        // Back by the whole ring, half round, and further than there are entries. Back by one is where it may have been when
+        // the runtime looked last, but for what it has taken.
+        let back = matches!(ring, Ring::Transmit).then_some(1_u32.wrapping_neg());
+        for by in [64_u32.wrapping_neg(), 1 << 31, 1000]
+            .into_iter()
+            .chain(back)
+        {
+            let reason = jumped(ring, by);
+            assert_eq!(reason.code, ErrorCode::Protocol);
+            assert!(
+                reason.message.contains(name) && reason.message.contains("ring is corrupt"),
+                "{ring:?} by {by}: {}",
+                reason.message
+            );
+        }
+    }
+}
+
 #[test]
 fn impossible_wishes_for_memory_are_refused() {
     let runtime = start(config(free_port(), &[]));

@@ -151,6 +151,29 @@ fn a_peer_may_have_two_keys_while_it_changes_from_one_to_the_other() {
 }
 
 #[test]
+fn how_datagrams_are_protected_is_told() {
+    for (protection, said) in [
+        ("integrity", "datagrams are authenticated"),
+        ("encrypt", "datagrams are authenticated and encrypted"),
+    ] {
+        let directory = Directory::new();
+        let text = format!(
+            "[node]\nname = \"kept\"\naddress = \"127.0.0.1\"\nport = 0\n{}protection = \"{protection}\"\n\
+             [admin]\nsocket = \"{}\"\n[[listener]]\npath = \"{}\"\n",
+            directory.security(),
+            directory.text("admin.sock"),
+            directory.text("takt.sock"),
+        );
+        let daemon = Daemon::start_with(directory, &text);
+        let shown = daemon.takt(&["status"]).out;
+        let said = format!("security   {said}");
+        assert!(shown.lines().any(|line| line == said), "{shown}");
+        let json = daemon.takt(&["status", "--json"]).json();
+        assert_eq!(json["node"]["protection"], protection);
+    }
+}
+
+#[test]
 fn a_node_that_authenticates_nobody_says_so() {
     let directory = Directory::new();
     let text = format!(
@@ -167,6 +190,8 @@ fn a_node_that_authenticates_nobody_says_so() {
         shown.contains("known by   nothing: it has no key"),
         "{shown}"
     );
+    let json = daemon.takt(&["status", "--json"]).json();
+    assert_eq!(json["node"]["protection"], "none");
     assert_eq!(daemon.takt(&["peer", "add", "127.0.0.2"]).code, Some(0));
     let peers = daemon.takt(&["peer", "list"]).out;
     assert!(peers.contains("NONE"), "{peers}");

@@ -22,7 +22,7 @@ const ATTACHED: usize = 128;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// So many connections, or what an eighth of this process's descriptors allows.
-fn thousand() -> usize {
+pub fn thousand() -> usize {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
@@ -110,6 +110,7 @@ pub fn slow(work: &Work) {
                 clients.push((socket, client));
             }
         }
+        work.did();
         // Until those that say nothing have been hung up on.
         for _ in 0..500 {
             if !work.on() {
@@ -120,7 +121,6 @@ pub fn slow(work: &Work) {
             }
             std::thread::sleep(PAUSE);
         }
-        work.did();
     }
 }
 

@@ -17,7 +17,7 @@ use takt_runtime::policy::Policy;
 use takt_runtime::{Runtime, RuntimeHandle};
 use takt_session::layout::{
     ArenaMap, Completion, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, Outcome, Release, RxDescriptor,
-    TX_REGION, TxDescriptor,
+    SinkBlock, SourceBlock, TX_REGION, TxDescriptor,
 };
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ChannelId, Failure, Qos, transport};
@@ -130,12 +130,14 @@ pub struct App {
 
 pub struct Source {
     pub id: u32,
+    pub block: SourceBlock,
     pub tx: Producer<TxDescriptor>,
     pub completions: Consumer<Completion>,
 }
 
 pub struct Sink {
     pub id: u32,
+    pub block: SinkBlock,
     pub rx: Consumer<RxDescriptor>,
     pub release: Producer<Release>,
     pub bell: SinkBell,
@@ -277,6 +279,7 @@ impl App {
         }) {
             Ok(Reply::SourceOpened { source, block }) => Source {
                 id: source,
+                block,
                 tx: Producer::attach(&self.arena, block.tx_ring(), block.depth).expect("ring"),
                 completions: Consumer::attach(&self.arena, block.completion_ring(), block.depth)
                     .expect("ring"),
@@ -301,6 +304,7 @@ impl App {
         match opened {
             Ok(Reply::SinkOpened { sink, block }) => Sink {
                 id: sink,
+                block,
                 rx: Consumer::attach(&self.arena, block.rx_ring(), block.depth).expect("ring"),
                 release: Producer::attach(&self.arena, block.release_ring(), block.depth)
                     .expect("ring"),
