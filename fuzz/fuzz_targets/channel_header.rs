@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use takt_wire::channel::{DatagramCursor, DatagramHeader, TAG_LEN};
+use takt_wire::channel::{DatagramCursor, DatagramHeader, MOST_FRAGMENTS, TAG_LEN};
 
 fuzz_target!(|datagram: &[u8]| {
     let Ok((header, body)) = DatagramHeader::parse(datagram) else {
@@ -29,6 +29,7 @@ fuzz_target!(|datagram: &[u8]| {
         assert_eq!(record.payload.len(), h.payload_len());
         assert!(h.fragment_offset() + h.payload_len() <= h.message_length as usize);
         assert!(h.fragment_index < h.fragment_count());
+        assert!(h.fragment_count() <= MOST_FRAGMENTS);
     }
     if faults != 0 {
         return;

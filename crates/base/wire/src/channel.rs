@@ -23,6 +23,10 @@ pub const TAG_LEN: usize = 16;
 /// Every record starts at a multiple of this many bytes from the datagram's start.
 pub const RECORD_ALIGNMENT: usize = 8;
 
+/// Most records of a message: one of the greatest length in fragments of 256 bytes. No path is so narrow that more are
+/// sent, and receivers can tell what comes before what while numbers of records wrap at 2^32.
+pub const MOST_FRAGMENTS: u32 = 1 << 24;
+
 /// Why a datagram or one of its records is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChannelError {
@@ -57,6 +61,9 @@ pub enum ChannelError {
         /// Bytes of the whole message, as announced.
         message_length: u32,
     },
+    /// The message is cut into more fragments than one may have.
+    #[error("a message in {0} fragments: at most {MOST_FRAGMENTS}")]
+    TooManyFragments(u32),
     /// The record's payload does not fit into what is left of the datagram.
     #[error("record payload of {payload} bytes in a datagram with {left} bytes left")]
     PayloadTruncated {
@@ -306,8 +313,8 @@ impl RecordHeader {
     /// Whether index, stride and length go together.
     ///
     /// # Errors
-    /// [`ChannelError::IndexWithoutStride`], [`ChannelError::FragmentOutsideMessage`] or
-    /// [`ChannelError::FragmentedControl`].
+    /// [`ChannelError::IndexWithoutStride`], [`ChannelError::FragmentOutsideMessage`],
+    /// [`ChannelError::TooManyFragments`] or [`ChannelError::FragmentedControl`].
     #[inline]
     pub const fn check(&self) -> Result<(), ChannelError> {
         if matches!(self.kind, Kind::Announce | Kind::Acknowledge) && self.fragment_stride != 0 {
@@ -320,13 +327,15 @@ impl RecordHeader {
             };
         }
         let (offset, message_length) = (self.offset(), self.message_length);
-        if offset < message_length as u64 {
-            Ok(())
-        } else {
-            Err(ChannelError::FragmentOutsideMessage {
+        if offset >= message_length as u64 {
+            return Err(ChannelError::FragmentOutsideMessage {
                 offset,
                 message_length,
-            })
+            });
+        }
+        match self.fragment_count() {
+            0..=MOST_FRAGMENTS => Ok(()),
+            count => Err(ChannelError::TooManyFragments(count)),
         }
     }
 
@@ -377,7 +386,7 @@ impl RecordHeader {
         self.fragment_stride != 0
     }
 
-    /// How many records carry the message: 1 for a whole one.
+    /// How many records carry the message: 1 for a whole one, [`MOST_FRAGMENTS`] at most if the header is consistent.
     #[inline]
     pub const fn fragment_count(&self) -> u32 {
         match self.fragment_stride {

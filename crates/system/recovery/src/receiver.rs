@@ -283,9 +283,14 @@ impl Receiver {
         self.due(now_ns);
     }
 
-    /// The next message to deliver.
-    pub fn delivered(&self) -> u32 {
-        self.delivered as u32
+    /// The next message to deliver, of 64 bits as [`extended`](Self::extended) has them.
+    pub fn delivered(&self) -> u64 {
+        self.delivered
+    }
+
+    /// Of 64 bits, which do not wrap: of those with these low 32, the one nearest to the first missing message.
+    pub fn extended(&self, sequence: u32) -> u64 {
+        extend(self.next, sequence)
     }
 
     /// What [`poll`](Self::poll) gave last could not be sent: it is due again at this instant.

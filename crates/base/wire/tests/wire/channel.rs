@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use takt_time::TrafficClass;
 use takt_wire::channel::{
     ChannelError, DatagramCursor, DatagramHeader, FRAGMENT_HEADER_LEN, HEADER_LEN, Kind,
-    Protection, RECORD_HEADER_LEN, Record, RecordHeader, TAG_LEN,
+    MOST_FRAGMENTS, Protection, RECORD_HEADER_LEN, Record, RecordHeader, TAG_LEN,
 };
 
 /// Two records: the second fragment of a 5-byte message cut every 3 bytes, then an empty message.
@@ -333,6 +333,23 @@ fn a_reliable_record_has_its_number_behind_its_header_and_an_unknown_kind_ends_t
 }
 
 #[test]
+fn a_message_has_no_more_fragments_than_can_be_told_apart() {
+    let most = RecordHeader {
+        message_length: MOST_FRAGMENTS,
+        fragment_stride: 1,
+        kind: Kind::Reliable { number: 5 },
+        ..whole(42, 7, 1)
+    };
+    let mut datagram = build(&[(most, b"x".to_vec())], 1, 1);
+    assert_eq!(errors(&datagram), []);
+    for length in [MOST_FRAGMENTS + 1, 0xc000_0000, u32::MAX] {
+        datagram[HEADER_LEN + 16..][..4].copy_from_slice(&length.to_le_bytes());
+        let refused = ChannelError::TooManyFragments(length);
+        assert_eq!(errors(&datagram), [refused]);
+    }
+}
+
+#[test]
 fn a_datagram_holds_no_more_records_than_its_header_can_count() {
     let mut buf = vec![0; HEADER_LEN + RECORD_HEADER_LEN * (1 << 16)];
     let mut cursor = DatagramCursor::new();
@@ -361,6 +378,7 @@ fn record() -> impl Strategy<Value = (RecordHeader, Vec<u8>)> {
     let cut = prop_oneof![
         (0u32..200).prop_map(|length| (length, 0, 0)),
         (1u16..200, 1u32..).prop_flat_map(|(stride, length)| {
+            let length = length.min(u32::from(stride) * MOST_FRAGMENTS);
             (
                 Just(length),
                 0..length.div_ceil(u32::from(stride)),

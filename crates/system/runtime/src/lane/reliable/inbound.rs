@@ -32,9 +32,9 @@ struct Target {
 
 /// A message whose records come, or are awaited.
 #[derive(Debug)]
-struct Arriving {
-    /// Its first record.
-    first: u32,
+pub(super) struct Arriving {
+    /// Its first record, of 64 bits as [`Receiver::extended`] has them.
+    first: u64,
     count: u32,
     sequence: u32,
     length: u32,
@@ -47,6 +47,13 @@ struct Arriving {
     lacking: bool,
     /// Those of one tenant follow each other.
     targets: Vec<Target>,
+}
+
+impl Arriving {
+    /// The record after its last one.
+    fn end(&self) -> u64 {
+        self.first + u64::from(self.count)
+    }
 }
 
 /// A reliable source elsewhere.
@@ -73,7 +80,8 @@ pub(in super::super) struct Inbound {
     /// The number of the next message to deliver, and what its sender said last of its next one and the next record.
     expected: u64,
     announced: (u32, u32),
-    messages: VecDeque<Arriving>,
+    /// In their order and apart, each with records that are not delivered: no more than records are kept, and one.
+    pub(super) messages: VecDeque<Arriving>,
     /// Length and records of the last message: what room is counted in.
     usual: (u32, u32),
     class: TrafficClass,
@@ -99,11 +107,19 @@ pub(super) struct Left {
 
 impl Inbound {
     /// Where a message with this first record is, or would be.
-    fn place(&self, first: u32) -> Result<usize, usize> {
-        let origin = self.engine.delivered();
-        let offset = |record: u32| record.wrapping_sub(origin) as i32;
+    fn place(&self, first: u64) -> Result<usize, usize> {
         self.messages
-            .binary_search_by_key(&offset(first), |message| offset(message.first))
+            .binary_search_by_key(&first, |message| message.first)
+    }
+
+    /// The first record of the message that this one is of.
+    fn first_of(&self, number: u32, index: u32) -> u64 {
+        (self.engine.extended(number)).saturating_sub(index.into())
+    }
+
+    /// The first record that is missing.
+    fn missing(&self) -> u64 {
+        self.engine.extended(self.engine.next())
     }
 
     /// The record and the message after all that was announced, or has come.
@@ -122,9 +138,7 @@ impl Inbound {
         let Some(last) = self.messages.back() else {
             return 0;
         };
-        let end = last.first.wrapping_add(last.count);
-        let ahead = end.wrapping_sub(self.engine.next());
-        if (ahead as i32) < 0 { 0 } else { ahead }
+        last.end().saturating_sub(self.missing()) as u32
     }
 }
 
@@ -349,9 +363,9 @@ impl State {
         source.class = h.class;
         source.heard_ns = now_ns;
         source.port = self.receiving;
-        let first = number.wrapping_sub(h.fragment_index);
-        if source.latest && (first.wrapping_sub(source.engine.next()) as i32) > 0 {
-            source.engine.supersede(now_ns, first);
+        let first = source.first_of(number, h.fragment_index);
+        if source.latest && first > source.missing() {
+            source.engine.supersede(now_ns, first as u32);
             self.deliver_in_order(at, now_ns);
         }
         let source = &mut self.reliable.inbound[at];
@@ -377,8 +391,10 @@ impl State {
         number: u32,
     ) -> bool {
         let h = &record.header;
-        let (first, count) = (number.wrapping_sub(h.fragment_index), h.fragment_count());
         let source = &mut self.reliable.inbound[at];
+        let count = h.fragment_count();
+        let first = source.first_of(number, h.fragment_index);
+        let end = first + u64::from(count);
         let known = match source.place(first) {
             Ok(known) => {
                 let message = &source.messages[known];
@@ -391,15 +407,10 @@ impl State {
                 known
             }
             Err(place) => {
-                let apart = |one: &Arriving, next: u32| {
-                    (next.wrapping_sub(one.first.wrapping_add(one.count)) as i32) >= 0
-                };
                 let before = place.checked_sub(1).map(|before| &source.messages[before]);
                 let after = source.messages.get(place);
-                let clear = before.is_none_or(|before| apart(before, first))
-                    && after.is_none_or(|after| {
-                        (after.first.wrapping_sub(first.wrapping_add(count)) as i32) >= 0
-                    });
+                let clear = before.is_none_or(|before| before.end() <= first)
+                    && after.is_none_or(|after| end <= after.first);
                 if !clear || count == 0 {
                     self.counters.rx_malformed.add(1);
                     return false;
@@ -413,13 +424,13 @@ impl State {
                     class: h.class,
                     send_time_ns: header.send_time_ns,
                     // Its first records are not for this receiver, or were given up.
-                    dead: (first.wrapping_sub(source.engine.delivered()) as i32) < 0,
+                    dead: first < source.engine.delivered(),
                     lacking: false,
                     targets: source.spare.pop().unwrap_or_default(),
                 };
                 // For the first that is missing those behind it make room.
-                let awaited = source.engine.next().wrapping_sub(first) < count
-                    && place < source.messages.len();
+                let awaited =
+                    (first..end).contains(&source.missing()) && place < source.messages.len();
                 if source.no_room && !arriving.dead && !awaited {
                     self.keep_spare(at, arriving.targets);
                     self.counters.rx_no_room.add(1);
@@ -513,16 +524,15 @@ impl State {
     fn make_room(&mut self, at: InboundSlot, message: &Arriving) -> bool {
         let now_ns = self.round.steady_ns();
         let source = &mut self.reliable.inbound[at];
-        let next = source.engine.next();
-        if next.wrapping_sub(message.first) >= message.count {
+        let missing = source.missing();
+        if !(message.first..message.end()).contains(&missing) {
             return false;
         }
-        let later = |last: &mut Arriving| (last.first.wrapping_sub(next) as i32) > 0;
-        let Some(last) = source.messages.pop_back_if(later) else {
+        let Some(last) = source.messages.pop_back_if(|last| last.first > missing) else {
             return false;
         };
-        let end = last.first.wrapping_add(last.count);
-        source.engine.forget(now_ns, last.first..end);
+        let records = last.first as u32..last.end() as u32;
+        source.engine.forget(now_ns, records);
         for target in &last.targets {
             Self::withdraw_target(&mut self.tenants, *target);
         }
@@ -595,11 +605,10 @@ impl State {
                 break;
             };
             match delivery {
-                Delivery::Message(record) => {
-                    let last = source.messages.front().is_some_and(|message| {
-                        record == message.first.wrapping_add(message.count - 1)
-                    });
-                    if last && let Some(message) = source.messages.pop_front() {
+                Delivery::Message(_) => {
+                    let next = source.engine.delivered();
+                    let whole = |message: &mut Arriving| message.end() == next;
+                    if let Some(message) = source.messages.pop_front_if(whole) {
                         self.deliver_message(at, message);
                     }
                 }
@@ -608,7 +617,7 @@ impl State {
         }
         let source = &mut self.reliable.inbound[at];
         // All that was announced is here or given up: what is missing then will not come.
-        if source.engine.is_idle() && source.engine.delivered() == source.announced.0 {
+        if source.engine.is_idle() && source.engine.delivered() as u32 == source.announced.0 {
             let next = source.announced.1;
             self.expect(at, next);
         }
@@ -636,7 +645,7 @@ impl State {
     /// All records of a message are here, and all before it are delivered.
     fn deliver_message(&mut self, at: InboundSlot, message: Arriving) {
         if message.lacking {
-            let end = message.first.wrapping_add(message.count);
+            let end = message.end() as u32;
             self.reliable.inbound[at].engine.note_lacking(end);
         }
         if !message.dead {
@@ -684,7 +693,7 @@ impl State {
         let delivered = source.engine.delivered();
         for message in &mut source.messages {
             // One that begins before what is delivered next, and is still here, lacks something.
-            if (message.first.wrapping_sub(delivered) as i32) >= 0 {
+            if message.first >= delivered {
                 break;
             }
             message.dead = true;
@@ -692,17 +701,9 @@ impl State {
                 Self::withdraw_target(&mut self.tenants, target);
             }
         }
-        while let source = &mut self.reliable.inbound[at]
-            && let Some(message) = source.messages.front()
-            && (message
-                .first
-                .wrapping_add(message.count)
-                .wrapping_sub(delivered) as i32)
-                <= 0
-        {
-            if let Some(message) = source.messages.pop_front() {
-                self.keep_spare(at, message.targets);
-            }
+        let is_over = |message: &mut Arriving| message.end() <= delivered;
+        while let Some(message) = self.reliable.inbound[at].messages.pop_front_if(is_over) {
+            self.keep_spare(at, message.targets);
         }
     }
 

@@ -1320,7 +1320,15 @@ proptest! {
     #[test]
     fn nonsense_from_a_peer_changes_nothing_for_others(
         records in proptest::collection::vec(
-            (0u8..3, any::<u32>(), any::<u32>(), 0u32..3000, any::<u16>(), any::<u32>(), proptest::collection::vec(any::<u8>(), 0..80)),
+            (
+                0u8..3,
+                any::<u32>(),
+                any::<u32>(),
+                prop_oneof![3 => 0u32..3000, 1 => any::<u32>()],
+                prop_oneof![any::<u16>(), 0u16..300],
+                prop_oneof![any::<u32>(), 0u32..3],
+                proptest::collection::vec(any::<u8>(), 0..80),
+            ),
             1..60,
         ),
     ) {
@@ -1351,15 +1359,16 @@ proptest! {
                 class: takt_time::TrafficClass::BEST_EFFORT,
                 kind,
             };
-            // The second host lies to the source's and to the third one.
-            let bytes = content(1, record.payload_len().max(4));
-            let claimed = Record { header: record, payload: &bytes[..record.payload_len()] };
+            // The second host lies to the source's and to the third one. No datagram is longer.
+            let length = record.payload_len().min(1 << 16);
+            let bytes = content(1, length.max(4));
+            let claimed = Record { header: record, payload: &bytes[..length] };
             let said = Record { header: record, payload };
             for victim in [0, 2] {
                 let lane = &mut world.hosts[victim].lane;
                 let Some(&remote) = lane.by_remote.get(&RemoteId(1)) else { continue };
                 let record = match kind {
-                    Kind::Reliable { .. } if record.check().is_ok() => &claimed,
+                    Kind::Reliable { .. } if record.check().is_ok() && length == record.payload_len() => &claimed,
                     Kind::Reliable { .. } => continue,
                     _ => &said,
                 };
@@ -1641,6 +1650,77 @@ fn record(world: &mut World, source: u32, number: u32, sequence: u32, part: Opti
         ..control(CHANNEL.0, source, class, kind, 8)
     };
     take(world, 1, header, &content(number, 8));
+}
+
+/// Messages of which a lane keeps that they arrive.
+fn arriving(world: &World, host: u64, source: u32) -> usize {
+    let lane = &world.hosts[2].lane;
+    let remote = lane.by_remote[&RemoteId(host)];
+    let at = lane.state.reliable.by_source[&SourceKey { remote, source }];
+    lane.state.reliable.inbound[at].messages.len()
+}
+
+#[test]
+fn messages_that_a_peer_claims_to_be_as_long_as_can_be_do_not_pile_up() {
+    const LENGTHS: [(u32, u16); 4] = [
+        (0xc000_0000, 1),
+        (u32::MAX, 1),
+        (u32::MAX, 256),
+        (1 << 24, 1),
+    ];
+    for (message_length, fragment_stride) in LENGTHS {
+        // Each the first record of its message, or the last one, of which all before are given up with the one before.
+        for last in [false, true] {
+            let mut world = World::new(3, Faults::default(), 1400);
+            world.hosts[2].add_sink(0);
+            let mut number = 0u32;
+            announce(&mut world, 1, CHANNEL, 7, (0..0, 0, None));
+            for sequence in 0..3000 {
+                let mut header = RecordHeader {
+                    sequence,
+                    message_length,
+                    fragment_stride,
+                    ..control(
+                        CHANNEL.0,
+                        7,
+                        TrafficClass::BEST_EFFORT,
+                        Kind::Reliable { number },
+                        0,
+                    )
+                };
+                if last {
+                    header.fragment_index = header.fragment_count() - 2;
+                }
+                // Others are refused where datagrams are read.
+                if header.check().is_ok() {
+                    let payload = vec![7; header.payload_len()];
+                    take(&mut world, 1, header, &payload);
+                }
+                // As far as an announcement leads, but never less than to where what it has begun is past.
+                number = number.wrapping_add(if last { 0x7fff_ffff } else { 1 });
+                if last {
+                    let records = number..number;
+                    announce(&mut world, 1, CHANNEL, 7, (records, sequence, None));
+                }
+            }
+            let kept = arriving(&world, 1, 7);
+            assert!(
+                kept <= 1025,
+                "{kept} of {message_length} bytes in {fragment_stride}"
+            );
+            // What comes behind all of it is delivered, and nothing else holds memory then.
+            number = number.wrapping_add(1 << 30);
+            let said = (number..number, 5000, None);
+            announce(&mut world, 1, CHANNEL, 7, said);
+            record(&mut world, 7, number, 5000, None);
+            assert_eq!(arriving(&world, 1, 7), 0);
+            world.hosts[2].lane.poll();
+            let app = &mut world.hosts[2].apps[0];
+            app.receive(usize::MAX);
+            assert_eq!(app.received.len(), 1);
+            assert_eq!(world.hosts[2].used(0), CHUNK, "of that one alone");
+        }
+    }
 }
 
 #[test]
