@@ -259,6 +259,64 @@ fn launch_times_and_reliable_streams_stay_with_the_lane_and_lose_nothing() {
 }
 
 #[test]
+fn whatever_way_messages_go_a_sink_gets_them_in_the_order_they_were_emitted_in() {
+    if skip() {
+        return;
+    }
+    let (_lab, node) = lab();
+    let ([from, to], source, sink) = two(&node);
+    let stranger = member(&node, "none", "stranger");
+    let (to_forward, inbox) = ends(&stranger, &from, OTHER);
+    let second = to.stream(Qos::slow()).expect("a stream");
+    let second = second.sink(CHANNEL).expect("a sink");
+    await_rings(&source, 2);
+    await_alone(&node, "from", &source, &[&sink, &second]);
+    introduce(&to_forward, &[&inbox]);
+    let before = named(&node, "from").direct_messages;
+    let mut first = 0;
+    for round in 0..100u64 {
+        let burst = first..first + 60;
+        first = burst.end;
+        let is_forwarded = |number: u64| number % 7 == round % 7;
+        for number in burst.clone().filter(|number| is_forwarded(*number)) {
+            put(&to_forward, number, 64);
+        }
+        // Sinks read nothing before all of it is emitted.
+        for number in burst.clone() {
+            let kind = (number + round / 7) % 5;
+            source.set_at_once_here(kind == 0);
+            let now = SystemTai.now();
+            if is_forwarded(number) {
+                let message = inbox.consume(Wait::For(PATIENCE)).expect("a message");
+                let forwarded = source.forward(message, Wait::For(PATIENCE));
+                forwarded.map_err(|not| not.error).expect("forwarded");
+            } else if kind == 0 {
+                put_at(&source, number, 64, now);
+            } else if kind == 1 {
+                // In no order with the rest, which it is told apart from by its length.
+                put_at(&source, number, 16, now);
+            } else {
+                put(&source, number, 64);
+            }
+        }
+        for sink in [&sink, &second] {
+            let (mut all, mut in_order) = (Vec::new(), Vec::new());
+            for _ in burst.clone() {
+                let message = sink.consume(Wait::For(PATIENCE)).expect("a message");
+                let number = number_of(&message);
+                in_order.extend((message.len() == 64).then_some(number));
+                all.push(number);
+            }
+            assert!(in_order.is_sorted(), "{in_order:?}");
+            all.sort_unstable();
+            assert!(all.into_iter().eq(burst.clone()));
+        }
+    }
+    let direct = named(&node, "from").direct_messages;
+    assert!(direct > before, "none went by the rings");
+}
+
+#[test]
 fn a_member_that_keeps_a_message_of_its_own_goes_on_when_another_subscribes() {
     if skip() {
         return;

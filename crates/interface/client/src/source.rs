@@ -182,6 +182,10 @@ struct Direct {
     /// What is told and not done yet, and how many messages have been emitted since the first of it came.
     news: VecDeque<SourceNews>,
     waited: u32,
+    /// How many messages the lane had been given with the last one that it gives the sinks of rings as well; 0: they have
+    /// all of those. And how many have been emitted behind it, which would overtake it in the rings.
+    by_lane: u64,
+    behind: u32,
     /// Messages since it last looked what has come back.
     unseen: u32,
     /// The last change that it knows of; 0: there was none.
@@ -198,8 +202,8 @@ struct Direct {
 const LOOK_AFTER: u32 = 8;
 const LARGE: usize = 64 << 10;
 
-/// So many messages are emitted while a new ring waits for the lane to have given the sinks what it was given before, which what
-/// is given to the sink itself would overtake. Then there is no memory until it has.
+/// So many messages are emitted while a new ring, or all of them, wait for the lane to have given the sinks what it was given
+/// before, which what is given to the sink itself would overtake. Then there is no memory until it has.
 const MOST_BEFORE_RING: u32 = 1024;
 
 impl Direct {
@@ -282,14 +286,28 @@ impl Binding {
         self.emitted - self.completed
     }
 
-    /// Whether the sinks here have all that the lane was given. They may hold some of it for ever: completions do not tell.
-    fn lane_has_given_all(&self) -> bool {
+    /// Whether the sinks here have the first so many messages that the lane was given. They may hold some of them for ever:
+    /// completions do not tell.
+    fn lane_has_given(&self, count: u64) -> bool {
         let Some(block) = self.direct.block else {
             return true;
         };
         let word = self.attachment.arena.atomic_u64(block.given());
         // Acquire: partner is the store by the lane.
-        word.is_ok_and(|word| word.load(Ordering::Acquire) >= self.emitted)
+        word.is_ok_and(|word| word.load(Ordering::Acquire) >= count)
+    }
+
+    /// Whether the sinks of rings are still to get something from the lane, behind which they get what is emitted next.
+    #[inline]
+    fn follows_lane(&mut self) -> bool {
+        if self.direct.by_lane == 0 {
+            return false;
+        }
+        let follows = !self.lane_has_given(self.direct.by_lane);
+        if !follows {
+            (self.direct.by_lane, self.direct.behind) = (0, 0);
+        }
+        follows
     }
 
     /// Nothing more is given to the sink of a ring, at once: the epoch alone waits for its turn. `free`: what it has been
@@ -424,7 +442,9 @@ impl Source {
             return Err(Error::TooLarge { length: len, max });
         }
         binding.room(self.shared())?;
-        if binding.direct.waited >= MOST_BEFORE_RING && self.waits_for_lane(binding) {
+        if binding.direct.waited >= MOST_BEFORE_RING && self.waits_for_lane(binding)
+            || binding.direct.behind >= MOST_BEFORE_RING && binding.follows_lane()
+        {
             return Err(Error::WouldBlock);
         }
         let memory = &binding.attachment.memory;
@@ -741,6 +761,11 @@ impl Source {
             }
         }
         binding.emitted += 1;
+        // What waits for a launch time is in no order with the rest.
+        let at_once = descriptor.flags & (FLAG_LAUNCH_TIME | FLAG_AT_ONCE_HERE) != FLAG_LAUNCH_TIME;
+        if binding.direct.epoch > 0 && descriptor.epoch == 0 && at_once {
+            binding.direct.by_lane = binding.emitted;
+        }
         inner.emitted += 1;
         inner.counted.store(inner.emitted, Ordering::Relaxed);
         Ok(Token(token))
@@ -815,7 +840,9 @@ impl Source {
         let token = inner.emitted;
         let binding = &mut inner.binding;
         // Launch times are kept by lanes.
-        let direct = descriptor.flags & FLAG_LAUNCH_TIME == 0;
+        let timed = descriptor.flags & FLAG_LAUNCH_TIME != 0;
+        let direct = !timed && !binding.follows_lane();
+        binding.direct.behind += u32::from(!timed && !direct);
         let by_lane = !direct || !binding.direct.is_alone(&binding.attachment.arena);
         let (memory, account) = (&binding.attachment.memory, &binding.account);
         let mut sinks = 0;
@@ -957,7 +984,7 @@ impl Source {
             }
         }
         while let Some(next) = binding.direct.news.front() {
-            if matches!(next, SourceNews::Begins(_)) && !binding.lane_has_given_all() {
+            if matches!(next, SourceNews::Begins(_)) && !binding.lane_has_given(binding.emitted) {
                 binding.direct.waited = binding.direct.waited.saturating_add(1);
                 return;
             }

@@ -772,6 +772,22 @@ impl Served {
         }
     }
 
+    /// So many messages of a source are with its sinks.
+    pub fn show_given(&mut self, source: usize, count: u64) {
+        let source = self.sources[source].as_mut().expect("source");
+        source.given = count;
+        let word = self.arena.atomic_u64(source.block.given());
+        word.expect("a word").store(count, Ordering::Release);
+    }
+
+    /// Nobody listens to a source but the sinks of its rings of this epoch.
+    pub fn show_alone(&self, source: usize, epoch: u16) {
+        let source = self.sources[source].as_ref().expect("source");
+        let word = self.arena.atomic_u64(source.block.listeners());
+        let alone = u64::from(epoch) << 32;
+        word.expect("a word").store(alone, Ordering::Release);
+    }
+
     /// Says something unasked.
     pub fn tell(&self, message: Reply, descriptors: &[std::os::fd::BorrowedFd<'_>]) {
         reply(&self.socket, 0, message, descriptors);

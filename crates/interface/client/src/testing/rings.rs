@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use takt_session::layout::{DirectBlock, FLAG_NUMBERED, Release, RxDescriptor};
 use takt_session::message::{DirectEnd, Reply, Request};
 use takt_shm::{Arena, CHUNK, Consumer, Producer, Region, RingLayout, SinkBell, SinkBellHost};
+use takt_time::TaiTime;
 
 use super::peer::Peer;
 use super::{LONG, emit, next, settle};
@@ -218,6 +219,91 @@ fn a_source_goes_on_whose_session_keeps_a_message_when_another_session_gets_a_ri
         "all since the ring is used"
     );
     assert_eq!((&*kept, source.pending() > 0), (&b"kept"[..], true));
+}
+
+/// A source with these rings, and with nobody else who listens.
+fn alone(peer: &Peer, session: &Session, rings: &[&Ring]) -> Source {
+    let stream = session.stream(Qos::fast()).expect("stream");
+    let options = SourceOptions {
+        depth: 4096,
+        ..SourceOptions::default()
+    };
+    let source = stream.source_with(CHANNEL, options).expect("source");
+    for (ring, epoch) in rings.iter().zip(1..) {
+        ring.begin(peer, 0, epoch);
+    }
+    heard(&source);
+    assert_eq!(source.direct_sinks(), rings.len());
+    peer.with(|host| {
+        let served = host.served.as_ref().expect("a session");
+        served.show_alone(0, rings.len() as u16);
+    });
+    source
+}
+
+fn numbers(ring: &mut Ring) -> Vec<u64> {
+    let got = ring.got().into_iter();
+    got.map(|message| message.sequence).collect()
+}
+
+#[test]
+fn what_follows_a_message_that_the_lane_gives_all_sinks_does_not_overtake_it() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let mut ring = Ring::new(1);
+    let source = alone(&peer, &session, &[&ring]);
+    let sink = session.stream(Qos::fast()).expect("stream");
+    let sink = sink.sink(ChannelId(6)).expect("sink");
+    let other = session.stream(Qos::fast()).expect("stream");
+    let other = other.source(ChannelId(6)).expect("source");
+    emit(&other, b"forwarded").expect("emit");
+    let received = sink.consume(LONG).expect("a message");
+    peer.with(|host| host.frozen = true);
+    // One whose launch time sinks wait for is in no order with the rest.
+    let launch = || source.buffer(8).expect("a buffer");
+    launch().emit_at(TaiTime::from_nanos(1)).expect("emitted");
+    emit(&source, b"direct").expect("emit");
+    assert_eq!(numbers(&mut ring), [1]);
+    source.set_at_once_here(true);
+    launch().emit_at(TaiTime::from_nanos(1)).expect("emitted");
+    emit(&source, b"behind").expect("emit");
+    assert_eq!(numbers(&mut ring), []);
+    let by_lane = peer.with(|host| {
+        let served = host.served.as_mut().expect("a session");
+        [(); 3].map(|()| served.peek(0))
+    });
+    let stamped = by_lane.map(|message| (message.sequence, message.epoch));
+    assert_eq!(stamped, [(0, 0), (2, 0), (3, 0)]);
+    assert!(
+        by_lane
+            .iter()
+            .all(|message| message.flags & FLAG_NUMBERED != 0)
+    );
+    let show_given = |count: u64| {
+        peer.with(|host| {
+            host.served
+                .as_mut()
+                .expect("a session")
+                .show_given(0, count)
+        });
+    };
+    show_given(2);
+    emit(&source, b"behind").expect("emit");
+    assert_eq!(numbers(&mut ring), []);
+    show_given(4);
+    emit(&source, b"direct").expect("emit");
+    assert_eq!(numbers(&mut ring), [5]);
+    source.forward(received, LONG).expect("forwarded");
+    // No more than so many, or they would all go by the lane for as long as it is not done.
+    let emitted = (0..2000).take_while(|_| {
+        let buffer = source.buffer(8);
+        buffer.is_ok_and(|buffer| buffer.emit().is_ok())
+    });
+    assert_eq!(emitted.count(), 1024);
+    assert_eq!(numbers(&mut ring), []);
+    show_given(u64::MAX);
+    let last = emit(&source, b"direct").expect("emit");
+    assert_eq!(numbers(&mut ring), [last.number()]);
 }
 
 #[test]
