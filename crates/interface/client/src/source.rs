@@ -1283,7 +1283,9 @@ impl Source {
         let _ = inner.binding.harvest(shared);
         let old = &inner.binding.account;
         let rings = may_have_rings(&open, self.stream.qos.reliability, self.room.is_some());
-        let new = Binding::new(attachment, &open, rings, |_| old.take_outcomes())?;
+        let mut new = Binding::new(attachment, &open, rings, |_| old.take_outcomes())?;
+        // Outcomes as well: no runtime told of those.
+        new.direct.alone = std::mem::take(&mut inner.binding.direct.alone);
         let old = std::mem::replace(&mut inner.binding, new);
         inner.lost += old.pending();
         inner.bound_at = inner.emitted;

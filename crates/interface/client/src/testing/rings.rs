@@ -307,6 +307,24 @@ fn what_follows_a_message_that_the_lane_gives_all_sinks_does_not_overtake_it() {
 }
 
 #[test]
+fn what_a_source_gave_sinks_itself_stays_sent_when_the_runtime_comes_back() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let mut ring = Ring::new(1);
+    let source = alone(&peer, &session, &[&ring]);
+    let token = emit(&source, b"direct").expect("emit");
+    assert_eq!(ring.got().len(), 1);
+    peer.vanish();
+    settle(|| (!session.is_attached()).then_some(()));
+    assert_eq!(source.outcome(token), Outcome::Sent);
+    peer.come_back();
+    let next = settle(|| emit(&source, b"next").ok());
+    settle(|| (source.outcome(next) == Outcome::NoSink).then_some(()));
+    assert_eq!(source.outcome(token), Outcome::Sent);
+    assert_eq!(source.lost_at_disconnect(), 0);
+}
+
+#[test]
 fn a_ring_that_cannot_be_mapped_while_a_session_attaches_again_is_given_up() {
     let peer = Peer::start();
     let session = peer.session();
