@@ -6,7 +6,7 @@
 /// Senders that are remembered.
 const SENDERS: usize = 8;
 
-/// The last number of a sender.
+/// The last number of a sender: messages with launch times come in another order than they were numbered.
 #[derive(Clone, Copy, Debug, Default)]
 struct Last {
     sender: u32,
@@ -14,6 +14,16 @@ struct Last {
     /// The session was detached since.
     detached: bool,
     used: bool,
+}
+
+impl Last {
+    /// A message with this number was received.
+    #[inline]
+    fn note(&mut self, sequence: u32) {
+        if (sequence.wrapping_sub(self.sequence) as i32) > 0 {
+            self.sequence = sequence;
+        }
+    }
 }
 
 /// What a sink heard last of its latest senders.
@@ -37,7 +47,7 @@ impl Gaps {
             && !last.detached
             && last.used
         {
-            last.sequence = sequence;
+            last.note(sequence);
             return;
         }
         self.note_other(sender, sequence, counted);
@@ -52,7 +62,9 @@ impl Gaps {
             Some(at) => {
                 self.at = at;
                 let last = &mut self.last[at];
-                if last.detached {
+                if !last.detached {
+                    return last.note(sequence);
+                } else {
                     // Sequence numbers go on where they were, unless the sender has begun anew as well.
                     let missed = sequence.wrapping_sub(last.sequence).wrapping_sub(1);
                     if missed < 1 << 31 {
@@ -123,6 +135,21 @@ mod tests {
         gaps.detached();
         gaps.note(7, 8, || 100);
         assert_eq!(gaps.lost(), 6 + 3);
+    }
+
+    #[test]
+    fn what_came_later_than_what_was_numbered_behind_it_was_not_missed() {
+        let mut gaps = Gaps::default();
+        for sender in [0, 7] {
+            for sequence in [1, 5, 2, 4, 3] {
+                gaps.note(sender, sequence, || 0);
+            }
+        }
+        gaps.note(0, u64::from(u32::MAX), || 0); // far back
+        gaps.detached();
+        gaps.note(0, 6, || 0);
+        gaps.note(7, 7, || 0);
+        assert_eq!(gaps.lost(), 1);
     }
 
     #[test]
