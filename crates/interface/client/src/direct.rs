@@ -350,16 +350,24 @@ impl SourceRing {
         }
     }
 
-    /// A message is dropped for the sink. Whether the source's patience is over.
+    /// Counts a message that the sink does not get.
     #[cold]
-    pub(crate) fn drop_one(&mut self, why: NoRoom) -> Result<(), DirectEnd> {
+    pub(crate) fn count_dropped(&mut self, why: NoRoom) {
         let at = why as usize;
         self.dropped[at] += 1;
         let place = [DirectBlock::DROPPED_FULL, DirectBlock::DROPPED_MEMORY][at];
         if let Ok(word) = self.arena.atomic_u64(place) {
             word.store(self.dropped[at], Ordering::Relaxed);
         }
-        if self.given_up {
+    }
+
+    /// A message is dropped for the sink. Whether the source's patience is over.
+    #[cold]
+    pub(crate) fn drop_one(&mut self, why: NoRoom) -> Result<(), DirectEnd> {
+        self.count_dropped(why);
+        // Who has nothing can give nothing back: others have the memory.
+        let has_nothing = why == NoRoom::Memory && self.lent.count() == 0;
+        if self.given_up || has_nothing {
             return Ok(());
         }
         let returned = self.lent.returned();

@@ -846,7 +846,7 @@ impl Source {
         let by_lane = !direct || !binding.direct.is_alone(&binding.attachment.arena);
         let (memory, account) = (&binding.attachment.memory, &binding.account);
         let mut sinks = 0;
-        let mut over: Option<(u32, DirectEnd)> = None;
+        let mut over: Vec<(u32, DirectEnd)> = Vec::new();
         if direct {
             let most = binding.attachment.most_lent();
             let mut looked_at_all = false;
@@ -877,10 +877,13 @@ impl Source {
                         continue;
                     }
                     Ok(Some(why)) => ring.drop_one(why).err(),
-                    Err(end) => Some(end),
+                    Err(end) => {
+                        ring.count_dropped(NoRoom::Ring);
+                        Some(end)
+                    }
                 };
                 ring.chosen = false;
-                over = over.or(end.map(|end| (ring.ring, end)));
+                over.extend(end.map(|end| (ring.ring, end)));
             }
         }
         if by_lane {
@@ -899,12 +902,13 @@ impl Source {
             for ring in binding.direct.rings.iter_mut().filter(|ring| ring.chosen) {
                 memory.lend_to(&ring.lent, block);
                 if let Err(end) = ring.give(message) {
-                    over = Some((ring.ring, end));
+                    ring.count_dropped(NoRoom::Ring);
+                    over.push((ring.ring, end));
                     memory.not_lent(account, &mut binding.stock, &ring.lent, block.chunk);
                 }
             }
         }
-        if let Some((ring, reason)) = over {
+        for (ring, reason) in over {
             self.give_up(binding, ring, reason);
         }
         binding.direct.unseen += 1;

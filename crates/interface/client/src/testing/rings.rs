@@ -324,6 +324,75 @@ fn what_a_source_gave_sinks_itself_stays_sent_when_the_runtime_comes_back() {
     assert_eq!(source.lost_at_disconnect(), 0);
 }
 
+fn has_given_up(peer: &Peer, source: &Source, ring: &Ring, reason: DirectEnd) -> bool {
+    heard(source);
+    let ring = ring.number;
+    peer.with(|host| host.log.contains(&Request::EndDirect { ring, reason }))
+}
+
+#[test]
+fn a_sink_that_has_nothing_is_not_blamed_for_what_others_keep() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let (mut hungry, mut first, mut second) = (Ring::new(1), Ring::new(2), Ring::new(3));
+    let source = alone(&peer, &session, &[&hungry, &first, &second]);
+    let most = {
+        let control = source.shared().lock();
+        let link = control.link.as_ref().expect("attached");
+        link.attachment.most_lent()
+    };
+    // It gives its own back, the others keep theirs: half of what may be lent, each.
+    emit(&source, &vec![7; most / 2]).expect("emit");
+    assert_eq!((first.got().len(), second.got().len()), (1, 1));
+    let mine = hungry.got();
+    assert_eq!(hungry.returns.push(mine[0].chunk), Ok(true));
+    settle(|| {
+        emit(&source, &vec![7; 5000]).expect("emit");
+        let both =
+            [&first, &second].map(|ring| has_given_up(&peer, &source, ring, DirectEnd::Slow));
+        (both == [true; 2]).then_some(())
+    });
+    // It has had nothing for as long as they have given nothing back.
+    for _ in 0..3 {
+        emit(&source, &[7; 5000]).expect("emit");
+    }
+    assert!(!has_given_up(&peer, &source, &hungry, DirectEnd::Slow));
+    assert!(hungry.got().is_empty());
+    assert_eq!(first.returns.push(mine[0].chunk), Ok(true));
+    emit(&source, &[7; 5000]).expect("emit");
+    assert_eq!((hungry.got().len(), source.direct_sinks()), (1, 1));
+}
+
+#[test]
+fn what_the_sinks_of_rings_that_cannot_be_do_not_get_is_counted_and_all_of_them_end_at_once() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let mut rings = [1, 2, 3].map(Ring::new);
+    let source = {
+        let [first, second, third] = &rings;
+        alone(&peer, &session, &[first, second, third])
+    };
+    // Two give back what they have never had.
+    for ring in &mut rings[..2] {
+        assert_eq!(ring.returns.push(77), Ok(true));
+    }
+    let mut emitted = 0;
+    settle(|| {
+        emit(&source, b"one").expect("emit");
+        emitted += 1;
+        (source.direct_sinks() < 3).then_some(())
+    });
+    assert_eq!(source.direct_sinks(), 1);
+    for ring in &rings[..2] {
+        assert!(has_given_up(&peer, &source, ring, DirectEnd::Impossible));
+    }
+    for ring in &mut rings {
+        let dropped = ring.arena.atomic_u64(DirectBlock::DROPPED_FULL);
+        let dropped = dropped.expect("a counter").load(Ordering::Relaxed);
+        assert_eq!(ring.got().len() as u64 + dropped, emitted);
+    }
+}
+
 #[test]
 fn a_ring_that_cannot_be_mapped_while_a_session_attaches_again_is_given_up() {
     let peer = Peer::start();
