@@ -581,9 +581,12 @@ impl State {
         let since_ns = self.useful_from(progress);
         // What was begun is ended.
         let mut until_ns = None;
+        let mut cut = None;
         if progress.batch.is_none() {
+            cut = self.cut_for_all(ports, entry, progress);
             until_ns = self.waits_until(entry, progress);
-            if until_ns.is_some_and(|until_ns| until_ns <= steady_ns) {
+            // To nobody elsewhere it is of use: the sinks here have it, or do without.
+            if cut.is_some() && until_ns.is_some_and(|until_ns| until_ns <= steady_ns) {
                 return self.too_late(entry, progress);
             }
             self.reliable.supersede(entry, steady_ns);
@@ -591,40 +594,20 @@ impl State {
         let Some(source) = self.reliable.outbound.get_mut(entry) else {
             return Next::Nobody;
         };
-        let mut batch = match progress.batch {
-            Some(batch) => Batch {
+        let mut batch = match (progress.batch, cut) {
+            (Some(batch), _) => Batch {
                 from: batch.to,
                 ..batch
             },
-            None => {
-                let Some(channel) = self.channels.get(source.channel) else {
-                    return Next::Nobody;
-                };
-                let length = progress.descriptor.length;
-                let mut cut: Option<Cut> = None;
-                for &(_, remote) in channel.destinations.of(progress.destinations) {
-                    if source.peer(remote).is_none() {
-                        continue;
-                    }
-                    let shorter = self.remotes.get_mut(remote).and_then(|peer| {
-                        let port = peer.port(ports, progress.carrier)?;
-                        peer.reliable_cut(port, ports[port].port.as_ref(), length)
-                    });
-                    cut = match (cut, shorter) {
-                        (Some(one), Some(other)) => Some(one.shorter(other)),
-                        (one, other) => one.or(other),
-                    };
-                }
-                let Some(cut) = cut else {
-                    source.next_message = progress.sequence.wrapping_add(1) as u32;
-                    return Next::Nobody;
-                };
-                Batch {
-                    cut,
-                    first: source.engine.next(),
-                    from: 0,
-                    to: 0,
-                }
+            (None, Some(cut)) => Batch {
+                cut,
+                first: source.engine.next(),
+                from: 0,
+                to: 0,
+            },
+            (None, None) => {
+                source.next_message = progress.sequence.wrapping_add(1) as u32;
+                return Next::Nobody;
             }
         };
         // Until then it waits in a scheduler.
@@ -676,6 +659,33 @@ impl State {
             }
         }
         Next::Batch(batch)
+    }
+
+    /// How a message is cut for all its receivers elsewhere. `None`: it has none that hear the source and can be reached.
+    fn cut_for_all(
+        &mut self,
+        ports: &mut [LanePort],
+        entry: OutboundSlot,
+        progress: &InProgress,
+    ) -> Option<Cut> {
+        let source = self.reliable.outbound.get(entry)?;
+        let channel = self.channels.get(source.channel)?;
+        let length = progress.descriptor.length;
+        let mut cut: Option<Cut> = None;
+        for &(_, remote) in channel.destinations.of(progress.destinations) {
+            if source.peer(remote).is_none() {
+                continue;
+            }
+            let shorter = self.remotes.get_mut(remote).and_then(|peer| {
+                let port = peer.port(ports, progress.carrier)?;
+                peer.reliable_cut(port, ports[port].port.as_ref(), length)
+            });
+            cut = match (cut, shorter) {
+                (Some(one), Some(other)) => Some(one.shorter(other)),
+                (one, other) => one.or(other),
+            };
+        }
+        cut
     }
 
     /// A message was of no use any more when its turn came: its receivers count it as lost with the next one.

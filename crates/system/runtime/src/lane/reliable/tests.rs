@@ -1235,6 +1235,38 @@ fn what_waited_beyond_its_deadline_is_not_sent_any_more_and_told() {
 }
 
 #[test]
+fn what_all_sinks_of_its_own_lane_have_got_is_sent_however_late_it_is() {
+    let mut world = World::new(1, Faults::default(), 1400);
+    world.hosts[0].add_app(2, 1 << 20);
+    world.hosts[0].add_sink(1);
+    let within = Reliability::Reliable {
+        deadline: Some(Duration::from_millis(5)),
+        slow_sinks: SlowSinks::Evict(Duration::from_secs(10)),
+    };
+    world.hosts[0].add_source(0, within);
+    let sent = |world: &World, count: u32| {
+        let told = &world.hosts[0].apps[0].told;
+        (0..count).all(|token| told.get(&token) == Some(&Outcome::Sent))
+    };
+    (0..DEPTH).for_each(|_| assert!(world.hosts[0].apps[0].emit(200)));
+    world.until(SECOND, |world| sent(world, DEPTH));
+    // The next one waits for room, which comes when its time is over and the lane has not looked.
+    assert!(world.hosts[0].apps[0].emit(200));
+    world.round();
+    world.clock.0.fetch_add(6_000_000, Ordering::Relaxed);
+    let sink = &mut world.hosts[0].apps[1];
+    sink.receive(usize::MAX);
+    sink.hand_back();
+    world.until(SECOND, |world| {
+        world.hosts[0].apps[0].told.contains_key(&DEPTH)
+    });
+    world.hosts[0].apps[1].receive(usize::MAX);
+    assert_all_in_order(&world.hosts[0].apps[1], DEPTH as usize + 1);
+    assert!(sent(&world, DEPTH + 1), "{:?}", world.hosts[0].apps[0].told);
+    assert_eq!(world.hosts[0].counters().undelivered, 0);
+}
+
+#[test]
 fn a_source_that_closes_ends_when_all_is_acknowledged() {
     let mut world = World::with(2, faults(9, 30, 0, 0), RELIABLE);
     for _ in 0..20 {
