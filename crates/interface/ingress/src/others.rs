@@ -271,8 +271,9 @@ impl Others {
             return;
         }
         self.next_tick = now + TICK;
-        // A runtime that hangs has frames, and nothing becomes of them.
-        if std::mem::take(&mut self.got_on) || !self.runtime.is_pending() {
+        // A runtime that hangs has frames, and nothing becomes of them. So it is while their gate is closed, but then it answers.
+        let got_on = std::mem::take(&mut self.got_on);
+        if got_on || !self.runtime.is_pending() || self.runtime.answers() {
             self.maps.lives();
         }
         self.tell_elsewhere();

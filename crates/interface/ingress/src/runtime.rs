@@ -171,18 +171,7 @@ impl Runtime {
         {
             return Ok(*station);
         }
-        // The pod has found the station of the next hop by itself, so that it is of no interest which hop that is. Where the runtime
-        // knows whose the receiver's address is, that counts, and not what the pod's neighbours have said.
-        let nowhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
-        let receiver = towards.receiver.unwrap_or(nowhere);
-        let resolved = self
-            .frames
-            .resolve(receiver, nowhere, Some(towards.station));
-        let station = match resolved {
-            Ok(found) => found,
-            Err(RuntimeError::Refused(_)) => None,
-            Err(why) => return Err(self.away(&why)),
-        };
+        let station = self.ask(towards)?;
         if self.destinations.len() >= MOST_DESTINATIONS {
             self.destinations.retain(|_, (_, until)| now < *until);
             if self.destinations.len() >= MOST_DESTINATIONS {
@@ -192,6 +181,31 @@ impl Runtime {
         let until = now + station.map_or(DOUBTED, |_| BELIEVED);
         self.destinations.insert(towards, (station, until));
         Ok(station)
+    }
+
+    /// Asks it for that station.
+    fn ask(&mut self, towards: Towards) -> Result<Option<[u8; 6]>, Unserved> {
+        // The pod has found the station of the next hop by itself, so that it is of no interest which hop that is. Where the runtime
+        // knows whose the receiver's address is, that counts, and not what the pod's neighbours have said.
+        let nowhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
+        let receiver = towards.receiver.unwrap_or(nowhere);
+        let resolved = self
+            .frames
+            .resolve(receiver, nowhere, Some(towards.station));
+        match resolved {
+            Ok(found) => Ok(found),
+            Err(RuntimeError::Refused(_)) => Ok(None),
+            Err(why) => Err(self.away(&why)),
+        }
+    }
+
+    /// Whether it answers, of frames that it has for a long time. One that has not of late is not asked.
+    pub(crate) fn answers(&mut self) -> bool {
+        let is_silent = self.silent.is_some_and(|until| Instant::now() < until);
+        let Some(&(_, towards)) = self.pending.first().filter(|_| !is_silent) else {
+            return false;
+        };
+        self.ask(towards).is_ok()
     }
 
     /// It does not answer. One that hangs is not asked again for a while: others wait meanwhile.

@@ -526,6 +526,18 @@ impl Site {
         ended_well(self.takt("schedule", &arguments).arg(file).output());
     }
 
+    /// Installs one, and waits until it begins, of which class 0 has the end alone, so long after its beginning.
+    pub fn schedule_best_effort_after(&self, seconds: usize) {
+        let now = || takt_clock::Clock::now(&takt_clock::SystemTai).as_nanos();
+        // One that has begun already goes on with its next cycle.
+        let begin = now() + 3_000_000_000;
+        // An entry has room for four seconds.
+        let closed = "sched-entry S fe 4000000000 ".repeat(seconds.div_ceil(4));
+        let text = taprio(&format!("{closed}sched-entry S ff 1000000000"));
+        self.schedule(&text.replace("base-time 0", &format!("base-time {begin}")));
+        until("it begins", || (now() > begin).then_some(()));
+    }
+
     /// Where a VMM finds the guest's device.
     pub fn vhost_user(&self) -> PathBuf {
         self.scratch.join("vhost-user.sock")

@@ -144,6 +144,32 @@ fn where_the_gate_is_closed_for_good_nothing_leaves_the_host_beside_it() {
     wire.wait(COUNT as usize);
 }
 
+/// What waits for a gate shows no sign of getting on, and nothing may overtake it.
+#[test]
+fn while_the_gate_is_closed_for_longer_than_a_hang_is_told_by_nothing_leaves_beside_it() {
+    // Looks of 0.2 s: longer than the program waits for a sign.
+    const LOOKS: u32 = 40;
+    let site = Site::bridged();
+    let (socket, listener) = sockets(&site);
+    let to = site.lab.host(1).address();
+    until("the other host is known", || {
+        arrives(&socket, (&listener, to), 0).then_some(())
+    });
+    site.schedule_best_effort_after(3600);
+    let attached = site.attach_uplink();
+    for number in 1..=LOOKS {
+        assert!(!arrives(&socket, (&listener, to), number), "{number}");
+    }
+    let (taking, counters) = site.uplink_told();
+    let counters = counters.expect("attached");
+    assert!(taking, "{counters:?}");
+    assert!(counters["taken"] >= LOOKS.into(), "{counters:?}");
+    for none in ["passed", "sent", "refused", "lost", "returned"] {
+        assert_eq!(counters[none], 0, "{none} of {counters:?}");
+    }
+    attached.terminate();
+}
+
 /// The kernel's tunnel puts the host's address on it, and leaves it the pod's socket.
 #[test]
 fn a_pod_that_sends_from_a_port_of_the_runtimes_is_not_taken_for_it() {
