@@ -49,6 +49,10 @@
 /* UDP ports of VXLAN: RFC 7348, and what Linux had before. */
 #define VXLAN_PORT 4789
 #define FLANNEL_PORT 8472
+/* From the beginning of a UDP header, and what PTP is sent to. */
+#define UDP_DESTINATION 2
+#define PTP_EVENT_PORT 319
+#define PTP_GENERAL_PORT 320
 /* After so long without that, whoever takes it hangs. */
 #define HANGS 5000000000ull
 
@@ -250,7 +254,7 @@ static __always_inline bool is_vxlan(struct __sk_buff *skb, __u32 at)
 {
 	__be16 port = 0;
 
-	return !bpf_skb_load_bytes(skb, at + 2, &port, sizeof(port)) &&
+	return !bpf_skb_load_bytes(skb, at + UDP_DESTINATION, &port, sizeof(port)) &&
 	       (port == bpf_htons(VXLAN_PORT) || port == bpf_htons(FLANNEL_PORT));
 }
 
@@ -643,6 +647,34 @@ static __always_inline bool has_room(struct __sk_buff *skb, __u32 share)
 	return used + skb->len <= SHARE_OF_FREE * free;
 }
 
+/*
+ * Whether a packet is of the host's clock: PTP over UDP (IEEE 1588, annexes C and D), which is stamped where the kernel itself sends it. Of a
+ * socket of the host's root alone, so that nobody else gets past the gates by these ports.
+ */
+static __always_inline bool is_clock(struct __sk_buff *skb)
+{
+	__u32 at = LINK_HEADER + IPV6_HEADER;
+	__u8 first = 0, protocol = 0;
+	__be16 part = 0, port = 0;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		bpf_skb_load_bytes(skb, LINK_HEADER, &first, 1);
+		bpf_skb_load_bytes(skb, IPV4_PROTOCOL, &protocol, 1);
+		bpf_skb_load_bytes(skb, IPV4_FRAGMENT, &part, sizeof(part));
+		at = LINK_HEADER + (first & 15) * 4;
+	} else {
+		bpf_skb_load_bytes(skb, IPV6_NEXT_HEADER, &protocol, 1);
+	}
+	if (protocol != IPPROTO_UDP || part & bpf_htons(FRAGMENT_OFFSET))
+		return false;
+	if (bpf_skb_load_bytes(skb, at + UDP_DESTINATION, &port, sizeof(port)))
+		return false;
+	if (port != bpf_htons(PTP_EVENT_PORT) && port != bpf_htons(PTP_GENERAL_PORT))
+		return false;
+	/* Without a socket the user is one that nobody is. */
+	return !skb->ingress_ifindex && skb->sk && !bpf_get_socket_uid(skb);
+}
+
 /* The link's address, and the end of the pair of veths that leads to the second program. */
 volatile const __u8 takt_address[6];
 volatile const __u32 takt_carrier;
@@ -675,7 +707,7 @@ int takt_uplink(struct __sk_buff *skb)
 		count(&takt_counters, OTHER_PASSED);
 		return TCX_NEXT;
 	}
-	if (!may_be_ours(skb, true)) {
+	if (!may_be_ours(skb, true) || is_clock(skb)) {
 		count(&takt_counters, UNTIMED);
 		return TCX_NEXT;
 	}

@@ -1,6 +1,6 @@
 //! What a host sends by its link without Takt: its own, and what it forwards for pods.
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -167,6 +167,62 @@ fn while_the_gate_is_closed_for_longer_than_a_hang_is_told_by_nothing_leaves_bes
     for none in ["passed", "sent", "refused", "lost", "returned"] {
         assert_eq!(counters[none], 0, "{none} of {counters:?}");
     }
+    attached.terminate();
+}
+
+/// The schedule stands on that clock, and the stamps of departure are taken of what the kernel itself sends.
+#[test]
+fn clock_messages_of_the_hosts_root_pass_and_nobody_elses() {
+    let site = Site::routed();
+    let (here, there) = (site.lab.host(0), site.lab.host(1));
+    for (host, number) in [(here, 1), (there, 2)] {
+        let mut ip = host.command("ip").expect("the lab is up");
+        let address = format!("address add fd77::{number}/64 dev eth0 nodad");
+        ended_well(ip.args(address.split(' ')).output());
+    }
+    let socket = |host: &Host, port: u16| {
+        let _inside = host.enter().expect("the lab is up");
+        UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)).expect("bind")
+    };
+    let listeners = [319, 320].map(|port| (port, socket(there, port)));
+    let roots = socket(here, 0);
+    let users = socket(here, 0);
+    rustix::fs::fchown(&users, Some(rustix::fs::Uid::from_raw(1000)), None).expect("given away");
+    let pods = of_pod(site.pod());
+    let mapped: IpAddr = there.address().to_ipv6_mapped().into();
+    let mut datagram = [0; 8];
+    let mut send = |from: &UdpSocket, to: IpAddr, octet: u8, passes: bool| {
+        for (port, listener) in &listeners {
+            from.send_to(&[octet], (to, *port)).expect("sent");
+            if passes {
+                listener
+                    .set_read_timeout(Some(PATIENCE))
+                    .expect("a timeout");
+                assert_eq!(listener.recv(&mut datagram).expect("one"), 1);
+                assert_eq!(datagram[0], octet);
+            }
+        }
+    };
+    let six: IpAddr = "fd77::2".parse().expect("an address");
+    // Who is at the other end is asked for before.
+    for to in [mapped, six] {
+        send(&roots, to, 0, true);
+    }
+    send(&pods, there.address().into(), 1, true);
+    site.schedule(&taprio("sched-entry S fe 10000000"));
+    let attached = site.attach_uplink();
+    for to in [mapped, six] {
+        send(&users, to, 2, false);
+    }
+    send(&pods, there.address().into(), 3, false);
+    site.until_uplink("refused", 6);
+    for to in [mapped, six] {
+        // The next that comes: nothing of the others' has.
+        send(&roots, to, 4, true);
+    }
+    let counters = site.uplink_status().expect("attached");
+    assert!(counters["passed-by-kind"] >= 4, "{counters:?}");
+    assert_eq!(counters["taken"], 6, "{counters:?}");
     attached.terminate();
 }
 
