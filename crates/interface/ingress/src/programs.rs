@@ -101,6 +101,11 @@ impl Device {
         }
     }
 
+    /// Whether somebody takes what comes there.
+    fn is_taken(&self) -> Result<bool, Error> {
+        Ok(self.programs()?.iter().any(|program| is(program, TAKE)))
+    }
+
     /// The programs at its ingress, in their order.
     fn programs(&self) -> Result<Vec<ProgramInfo>, Error> {
         self.programs_at(TcAttachType::Ingress)
@@ -433,15 +438,25 @@ impl Attached {
         if guarded && !required {
             return Err(Error::Guarded(device.name));
         }
+        let attached = Self::with_guard(ebpf, device.clone(), options, guarded);
+        // What does not start is not to drop what it would have taken. Another one that has come meanwhile needs the guard.
+        if attached.is_err() && !guarded && device.is_taken().is_ok_and(|is| !is) {
+            let _ = lift(&device);
+        }
+        attached
+    }
+
+    /// The same, with a guard if there is to be one and none is there.
+    fn with_guard(
+        mut ebpf: Ebpf,
+        device: Device,
+        options: &Options,
+        guarded: bool,
+    ) -> Result<Self, Error> {
+        let &Options { required, all, .. } = options;
         program(&mut ebpf, RETURN)?;
         if all {
             program(&mut ebpf, RETURN_OTHER)?;
-        }
-        if required && !guarded {
-            let guard = program(&mut ebpf, GUARD)?;
-            let descriptor = guard.fd().map_err(Error::load("load the guard"))?;
-            sys::attach(device.index, sys::Place::Ingress, descriptor.as_fd())
-                .map_err(Error::system("attach the guard"))?;
         }
         let realtime = match Realtime::new(&mut ebpf, &device, required) {
             Err(error) if required => return Err(error),
@@ -458,6 +473,13 @@ impl Attached {
         let tcp = tcp.transpose()?;
         if let Some(cgroup) = &options.cgroup {
             lend_clock(&mut ebpf, cgroup)?;
+        }
+        // As late as can be: until what takes is there too, it drops all.
+        if required && !guarded {
+            let guard = program(&mut ebpf, GUARD)?;
+            let descriptor = guard.fd().map_err(Error::load("load the guard"))?;
+            sys::attach(device.index, sys::Place::Ingress, descriptor.as_fd())
+                .map_err(Error::system("attach the guard"))?;
         }
         let (take, reader) = program_with_reader(&mut ebpf, TAKE)?;
         take.attach_with_options(
@@ -707,9 +729,10 @@ pub(crate) fn lift(device: &Device) -> Result<bool, Error> {
             .map_err(Error::system("detach the guard"))?;
         lifted = true;
     }
-    let taking = device.programs()?.iter().any(|program| is(program, TAKE));
     // Of one that takes it goes with its process.
-    if !taking && let Ok(pod) = Pod::find(device) {
+    if !device.is_taken()?
+        && let Ok(pod) = Pod::find(device)
+    {
         for program in pod.programs()? {
             pod.detach(&program)?;
             lifted = true;

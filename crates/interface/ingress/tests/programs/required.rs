@@ -53,6 +53,34 @@ fn a_reader_that_is_killed_under_load_lets_nothing_leave_untimed_where_it_is_req
 }
 
 #[test]
+fn what_does_not_start_leaves_nothing_that_drops() {
+    let site = Site::bridged();
+    let wire = site.capture();
+    let to = site.addresses()[0];
+    for cgroup in ["/nowhere", "/proc"] {
+        let attach = ["attach", "--device", "c1", "--required", "--cgroup", cgroup];
+        let said = refused(site.veth(&attach).output());
+        assert!(said.contains(cgroup), "{said}");
+        assert_eq!(site.status(), (false, false, [].into()), "{cgroup}");
+        ended_well(site.talker(&static_talker(), "tai", to, 1, "0").output());
+        wire.wait(1);
+    }
+    // What was there before stays.
+    site.attach(&["--required"]).terminate();
+    let attach = [
+        "attach",
+        "--device",
+        "c1",
+        "--required",
+        "--cgroup",
+        "/proc",
+    ];
+    refused(site.veth(&attach).output());
+    assert!(site.status().1);
+    ended_well(site.veth(&["detach", "--device", "c1"]).output());
+}
+
+#[test]
 fn the_pods_root_can_neither_see_nor_remove_what_drops() {
     let site = Site::bridged();
     let wire = site.capture();
