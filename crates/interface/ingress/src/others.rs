@@ -14,7 +14,7 @@ use takt::{FrameOptions, Outcome, TrafficClass};
 use crate::counters::{OtherCounters, Unserved};
 use crate::error::Error;
 use crate::forward::timespec;
-use crate::programs::{OtherMaps, Returner};
+use crate::programs::{HANGS, OtherMaps, Returner};
 use crate::record::{Record, SHARES, Towards, complete_checksum};
 use crate::runtime::{Emitted, ROOM, Runtime, TICK, Turn};
 
@@ -28,6 +28,14 @@ const ASKED: usize = 16;
 const MORE: Duration = Duration::from_micros(50);
 /// Such destinations that are remembered: as many as the program's map has.
 const MOST_ELSEWHERE: usize = 4096;
+
+/// What the frame in hand waits for.
+enum Held {
+    /// Room in the runtime.
+    Room(Towards),
+    /// Frames that go to the same place and have been given to the runtime: it is the kernel's, for that reason, and is not to overtake them.
+    Behind(Unserved),
+}
 
 /// A destination as the program has it: the station, two octets of nothing, the receiver.
 type Key = [u8; 24];
@@ -55,8 +63,8 @@ pub(crate) struct Others {
     /// And octets, by share; those shares of which the program has not been told.
     octets: Box<[u64; SHARES]>,
     untold: Vec<usize>,
-    /// Where the frame in hand goes: it waits for room in the runtime.
-    held: Option<Towards>,
+    /// What the frame in hand waits for.
+    held: Option<Held>,
     /// What the program knows to be elsewhere, and since when.
     known: HashMap<Towards, Instant>,
     /// What it is told of as soon as nothing of it waits in the ring, which would be overtaken; or after a while.
@@ -64,6 +72,8 @@ pub(crate) struct Others {
     next_tick: Instant,
     /// Whether something has become of a frame since the last tick.
     got_on: bool,
+    /// When the program was told last that it gets on.
+    lived: Instant,
 }
 
 /// Ends what takes packets without a launch time when it is dropped.
@@ -106,6 +116,7 @@ impl Others {
             found: Vec::new(),
             next_tick: Instant::now(),
             got_on: false,
+            lived: Instant::now(),
         }
     }
 
@@ -132,11 +143,7 @@ impl Others {
             for share in self.untold.drain(..) {
                 self.maps.taken_out(share, self.octets[share]);
             }
-            let (counters, got_on) = (&self.counters, &mut self.got_on);
-            self.runtime.settle(|outcome| {
-                counters.outcome(outcome);
-                *got_on |= outcome != Outcome::Pending;
-            });
+            self.settle();
             self.tick();
             let patience = match turn {
                 Turn::More => Duration::ZERO,
@@ -149,6 +156,20 @@ impl Others {
                 return self.leave();
             }
         }
+    }
+
+    /// Counts what became of frames.
+    fn settle(&mut self) {
+        let Self {
+            runtime,
+            counters,
+            got_on,
+            ..
+        } = self;
+        runtime.settle(|outcome| {
+            counters.outcome(outcome);
+            *got_on |= outcome != Outcome::Pending;
+        });
     }
 
     /// Waits, also for packets if there are none; whether it is the end.
@@ -168,9 +189,12 @@ impl Others {
     }
 
     fn turn(&mut self) -> Turn {
-        if let Some(towards) = self.held.take()
-            && !self.emit(towards)
-        {
+        let done = match self.held.take() {
+            Some(Held::Room(towards)) => self.emit(towards),
+            Some(Held::Behind(why)) => self.give_back(why),
+            None => true,
+        };
+        if !done {
             return Turn::Held;
         }
         for _ in 0..BURST {
@@ -178,14 +202,13 @@ impl Others {
                 self.tell_elsewhere();
                 return Turn::Empty;
             }
-            match self.runtime.admit(&self.frame) {
+            let done = match self.runtime.admit(&self.frame) {
                 // Whatever it says of itself: what has no launch time is best effort.
-                Ok((towards, _)) => {
-                    if !self.emit(towards) {
-                        return Turn::Held;
-                    }
-                }
+                Ok((towards, _)) => self.emit(towards),
                 Err(why) => self.give_back(why),
+            };
+            if !done {
+                return Turn::Held;
             }
         }
         Turn::More
@@ -222,26 +245,40 @@ impl Others {
             deadline: false,
         };
         match self.runtime.emit(&self.frame, &options, towards) {
-            Emitted::Yes => {}
+            Emitted::Yes => true,
             Emitted::NoRoom => {
-                self.held = Some(towards);
-                return false;
+                self.held = Some(Held::Room(towards));
+                false
             }
             Emitted::Unserved(why) => self.give_back(why),
         }
-        true
     }
 
-    /// Lets the frame in hand go the kernel's way.
-    fn give_back(&mut self, why: Unserved) {
+    /// Lets the frame in hand go the kernel's way, behind those that the runtime has for the same place. Whether it is done with.
+    fn give_back(&mut self, why: Unserved) -> bool {
+        let towards = self.runtime.towards(&self.frame);
+        if towards.is_some_and(|towards| self.is_behind(towards)) {
+            self.held = Some(Held::Behind(why));
+            return false;
+        }
         if why == Unserved::Station
-            && let Some(towards) = self.runtime.towards(&self.frame)
+            && let Some(towards) = towards
             && self.found.len() < MOST_ELSEWHERE
             && !self.found.ends_with(&[towards])
         {
             self.found.push(towards);
         }
         self.returned(self.returner.give_back_other(&self.frame));
+        true
+    }
+
+    /// Whether the runtime has frames for a place, and something will become of them. While it hangs the program passes others.
+    fn is_behind(&mut self, towards: Towards) -> bool {
+        if !self.runtime.is_pending_towards(towards) {
+            return false;
+        }
+        self.settle();
+        self.lived.elapsed() < HANGS && self.runtime.is_pending_towards(towards)
     }
 
     fn returned(&self, is: bool) {
@@ -275,6 +312,7 @@ impl Others {
         let got_on = std::mem::take(&mut self.got_on);
         if got_on || !self.runtime.is_pending() || self.runtime.answers() {
             self.maps.lives();
+            self.lived = Instant::now();
         }
         self.tell_elsewhere();
         let old = self.known.iter();

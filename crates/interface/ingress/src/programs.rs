@@ -9,6 +9,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData, MapInfo, PerCpuArray, RingBuf};
 use aya::programs::links::LinkOrder;
@@ -45,8 +46,8 @@ const AHEAD: &str = "takt_ahead";
 const REALTIMES: &str = "takt_realtimes";
 pub(crate) const OTHERS: &str = "takt_others";
 const ALIVE: &str = "takt_alive";
-/// After so long without a sign packets are the kernel's (`HANGS` of the program), nanoseconds.
-const HANGS: u64 = 5_000_000_000;
+/// After so long without a sign packets are the kernel's (`HANGS` of the program).
+pub(crate) const HANGS: Duration = Duration::from_secs(5);
 const OUT: &str = "takt_out";
 const ELSEWHERE: &str = "takt_elsewhere";
 const TCP: &str = "takt_tcp";
@@ -787,7 +788,7 @@ fn now() -> u64 {
 /// Whether a program takes packets, as it decides itself.
 pub(crate) fn is_alive(program: &ProgramInfo) -> Result<bool, Error> {
     let sign = values(program, ALIVE)?.first().copied().unwrap_or(0);
-    Ok(now().saturating_sub(sign) < HANGS)
+    Ok(Duration::from_nanos(now().saturating_sub(sign)) < HANGS)
 }
 
 pub(crate) fn values(program: &ProgramInfo, name: &str) -> Result<Vec<u64>, Error> {

@@ -136,6 +136,35 @@ fn where_the_gate_is_closed_for_good_nothing_leaves_beside_it() {
 }
 
 #[test]
+fn what_the_runtime_does_not_send_overtakes_nothing_that_it_has_for_the_same_place() {
+    let site = Site::bridged();
+    let talker = static_talker();
+    let send = |count, what: &str| {
+        let mut talker = site.talker(&talker, "none", site.addresses()[0], count, LEAD);
+        ended_well(
+            talker
+                .args(Some(what).filter(|what| !what.is_empty()))
+                .output(),
+        );
+    };
+    // The pod knows its neighbour, whose station is in what it forges.
+    let before = site.capture();
+    send(1, "");
+    before.wait(1);
+    let attached = site.attach(&["--all"]);
+    let wire = site.capture();
+    // The window comes when all of it is there.
+    site.schedule_best_effort_after(8);
+    send(3, "");
+    send(1, "forge");
+    site.until_counted("other-taken", 4);
+    let numbers: Vec<_> = wire.wait(4).iter().map(|one| one.number).collect();
+    assert_eq!(numbers, [0, 1, 2, 0]);
+    site.until_counted("other-returned", 1);
+    attached.terminate();
+}
+
+#[test]
 fn tcp_goes_by_the_runtime_by_either_ip_whole_and_in_segments_of_the_mtu() {
     let site = Site::bridged();
     let before = segments(&site);
