@@ -38,7 +38,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -46,6 +46,7 @@ use vhost_user_backend::VhostUserDaemon;
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use crate::error::Error;
+use crate::forward::timespec;
 use connection::{Connection, Ending, Threads};
 use queue::Queue;
 pub use status::{Counter, QueueStatus, Status, status};
@@ -116,7 +117,7 @@ impl Guest {
     /// The kernel's.
     pub fn run(self, stop: impl AsFd) -> Result<(), Error> {
         let stop = stop.as_fd();
-        while wait_for(&self.listener, stop)? {
+        while self.wait(stop)? {
             // What has come for nobody is not for who comes now.
             self.shared.add(0, Own::Down, self.tap.discard());
             // A VMM that talks nonsense: the next one is as welcome.
@@ -126,9 +127,33 @@ impl Guest {
                 std::thread::sleep(PAUSE);
             }
             self.tap.set_carrier(false);
+            self.transmitters().for_each(|mut one| one.leave());
             self.shared.connected.store(false, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// What sends for the guest, each when nobody else has it.
+    fn transmitters(&self) -> impl Iterator<Item = MutexGuard<'_, Transmitter>> {
+        let all = self.transmitters.iter();
+        all.map(|one| one.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits until a VMM connects, and looks what becomes of the former one's frames; `false`: `stop` is readable.
+    fn wait(&self, stop: BorrowedFd<'_>) -> Result<bool, Error> {
+        loop {
+            let patience = self.transmitters().filter_map(|one| one.patience()).min();
+            let mut waiting = [
+                PollFd::from_borrowed_fd(stop, PollFlags::IN),
+                PollFd::new(&self.listener, PollFlags::IN),
+            ];
+            match rustix::event::poll(&mut waiting, patience.map(timespec).as_ref()) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => return Ok(waiting[0].revents().is_empty()),
+                Err(error) => return Err(Error::system("wait for a VMM")(io::Error::from(error))),
+            }
+            self.transmitters().for_each(|mut one| one.tick());
+        }
     }
 
     /// Takes the VMM that has connected and serves it until it goes or `stop` is readable. What went wrong, if something did.
@@ -196,22 +221,6 @@ impl Drop for Guest {
     fn drop(&mut self) {
         for place in [&self.socket, &status::place(&self.socket)] {
             let _ = std::fs::remove_file(place);
-        }
-    }
-}
-
-/// Waits until somebody connects; `false`: `stop` is readable.
-fn wait_for(listener: &UnixListener, stop: BorrowedFd<'_>) -> Result<bool, Error> {
-    loop {
-        let mut waiting = [
-            PollFd::from_borrowed_fd(stop, PollFlags::IN),
-            PollFd::new(listener, PollFlags::IN),
-        ];
-        match rustix::event::poll(&mut waiting, None) {
-            Ok(_) if !waiting[0].revents().is_empty() => return Ok(false),
-            Ok(_) => return Ok(true),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(Error::system("wait for a VMM")(io::Error::from(error))),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use takt::{FrameOptions, TrafficClass};
+use takt::{FrameOptions, Outcome, TrafficClass};
 use takt_clock::{Clock, SystemTai};
 use vhost_user_backend::VringRwLock;
 
@@ -191,8 +191,16 @@ impl Transmitter {
         self.shared.count(self.at, own);
     }
 
+    /// The guest has gone: what is in hand is not for when another one comes.
+    pub(super) fn leave(&mut self) {
+        if self.held.take().is_some() {
+            self.counters.outcome(Outcome::Lost);
+        }
+        self.shared.set(self.at, self.counters.all());
+    }
+
     /// Asks what became of frames, from time to time, and tells others.
-    fn tick(&mut self) {
+    pub(super) fn tick(&mut self) {
         if Instant::now() >= self.next_tick {
             self.next_tick = Instant::now() + TICK;
             if let Some((_, runtime)) = &mut self.served {

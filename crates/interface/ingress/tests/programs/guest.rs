@@ -347,6 +347,30 @@ fn vmms_come_and_go_and_so_does_the_runtime() {
     device.terminate();
 }
 
+/// More than the runtime keeps waiting, until an instant that comes when nobody is there.
+#[test]
+fn what_a_guest_that_went_has_sent_leaves_or_is_lost_before_the_next_one_comes() {
+    const KEPT: u32 = 256;
+    let site = site();
+    let listener = site.listener();
+    let device = site.attach_guest(&["--queue", "class=5,cycle=10s,lead=10s"]);
+    let mut vmm = Vmm::start(&site.vhost_user(), 1);
+    let frames: Vec<_> = (0..=KEPT)
+        .map(|number| datagram(&site, 0, number))
+        .collect();
+    vmm.send(0, &frames);
+    drop(vmm);
+    // What had no room there.
+    site.until_guest(0, "lost", 1);
+    assert!(!site.guest_status().connected);
+    site.until_guest(0, "sent", KEPT.into());
+    let mut vmm = Vmm::start(&site.vhost_user(), 1);
+    vmm.send(0, &[datagram(&site, 0, KEPT + 1)]);
+    let expected: Vec<_> = (0..KEPT).chain([KEPT + 1]).collect();
+    assert_eq!(numbers(&listener, expected.len()), expected);
+    device.terminate();
+}
+
 #[test]
 fn the_memory_of_a_guest_that_was_reset_is_left_alone() {
     let site = site();
