@@ -33,7 +33,6 @@ mod tap;
 mod transmit;
 
 use std::io;
-use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -195,7 +194,7 @@ impl Guest {
                     PollFd::new(&watched, PollFlags::IN),
                 ];
                 while rustix::event::poll(&mut waiting, None) == Err(rustix::io::Errno::INTR) {}
-                let _ = vmm.shutdown(Shutdown::Both);
+                relay::end(&vmm, &library);
             });
             scope.spawn(|| relay::answers(&library, &vmm));
             let passed_on = relay::requests(&vmm, &library);

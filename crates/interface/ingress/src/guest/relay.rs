@@ -34,6 +34,9 @@ const RINGS_CAN_BE_ENABLED: [u8; 20] = {
     message
 };
 
+/// `VHOST_USER_SET_VRING_KICK`, `_CALL` and `_ERR`, with an event each.
+const EVENTS: [u32; 3] = [12, 13, 14];
+
 /// A listener for the library with a connection that waits at it, and the other end of that connection.
 pub(super) fn inner() -> io::Result<(Listener, UnixStream)> {
     // Nobody else can come to it: only we may look into the directory.
@@ -43,6 +46,13 @@ pub(super) fn inner() -> io::Result<(Listener, UnixStream)> {
     let mut stream = UnixStream::connect(&place)?;
     stream.write_all(&RINGS_CAN_BE_ENABLED)?;
     Ok((Listener::from(listener), stream))
+}
+
+/// Has both directions end. Each waits for both ends, of which one may take nothing any more.
+pub(super) fn end(vmm: &UnixStream, library: &UnixStream) {
+    for stream in [vmm, library] {
+        let _ = stream.shutdown(Shutdown::Both);
+    }
 }
 
 /// Passes on what a VMM says until either end has gone.
@@ -88,6 +98,13 @@ fn pass_on(vmm: &UnixStream, library: &UnixStream) -> io::Result<()> {
             )));
         };
         vmm.read_exact(body)?;
+        let asked = u32::from_ne_bytes([message[0], message[1], message[2], message[3]]);
+        if EVENTS.contains(&asked) {
+            // A kick that somebody else has taken, or a call that takes no more, is not to be waited for.
+            for event in &descriptors {
+                rustix::io::ioctl_fionbio(event, true)?;
+            }
+        }
         send(library, &message[..end], &descriptors)?;
     }
 }
@@ -115,5 +132,5 @@ pub(super) fn answers(library: &UnixStream, vmm: &UnixStream) {
     let (mut from, mut to) = (library, vmm);
     // An end that has gone is known by the other direction.
     let _ = io::copy(&mut from, &mut to);
-    let _ = vmm.shutdown(Shutdown::Both);
+    end(vmm, library);
 }

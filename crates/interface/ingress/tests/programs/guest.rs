@@ -10,6 +10,7 @@ use takt_clock::{Clock, SystemTai};
 use takt_lab::Host;
 use takt_testing::until;
 use takt_wire::checksum::PartialSum;
+use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
 use super::support::{GUEST, GUEST_MAC, PORT, Site, TAP, refused};
 use super::vmm::{NEXT, RING, Vmm, WRITE};
@@ -534,12 +535,14 @@ fn a_thread_that_ends_by_itself_ends_the_connection_with_a_reason() {
     let site = site();
     let listener = site.listener();
     let device = site.attach_guest(&["--queue", "class=5", "--required"]);
-    let mut vmm = Vmm::start(&site.vhost_user(), 1);
-    vmm.send(0, &[datagram(&site, 0, 1)]);
-    assert_eq!(numbers(&listener, 1), [1]);
-    // The library takes an event for one that it is told of and finds none there.
-    let _former = vmm.replace_kick(1);
-    served_again_after_a_thread(&site, &listener);
+    for flags in [EFD_NONBLOCK, 0] {
+        let mut vmm = Vmm::start(&site.vhost_user(), 1);
+        vmm.send(0, &[datagram(&site, 0, 1)]);
+        assert_eq!(numbers(&listener, 1), [1]);
+        // The library takes an event for one that it is told of and finds none there.
+        let _former = vmm.replace_kick(1, flags);
+        served_again_after_a_thread(&site, &listener);
+    }
     device.terminate();
 }
 
@@ -550,6 +553,42 @@ fn a_thread_that_ends_at_its_first_event_ends_the_connection_as_well() {
     let device = site.attach_guest(&["--queue", "class=5", "--required"]);
     let _vmm = Vmm::start_without_event(&site.vhost_user(), 1);
     served_again_after_a_thread(&site, &listener);
+    device.terminate();
+}
+
+#[test]
+fn a_vmm_that_reads_no_answers_harms_itself() {
+    let site = site();
+    let listener = site.listener();
+    let device = site.attach_guest(&["--queue", "class=5", "--required"]);
+    let mut stream = UnixStream::connect(site.vhost_user()).expect("connected");
+    let patience = std::time::Duration::from_millis(500);
+    stream.set_write_timeout(Some(patience)).expect("a timeout");
+    // What features there are.
+    let request = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    while stream.write_all(&request).is_ok() {}
+    assert!(site.guest_status().connected);
+    drop(stream);
+    until("it has gone", || {
+        (!site.guest_status().connected).then_some(())
+    });
+    let mut vmm = Vmm::start(&site.vhost_user(), 1);
+    vmm.send(0, &[datagram(&site, 0, 2)]);
+    assert_eq!(numbers(&listener, 1), [2]);
+    device.terminate();
+}
+
+/// An event counts up to a number, and who would count further waits.
+#[test]
+fn a_call_that_takes_no_more_keeps_no_thread() {
+    let site = site();
+    let listener = site.listener();
+    let device = site.attach_guest(&["--queue", "class=5", "--required"]);
+    let mut vmm = Vmm::start_with_full_call(&site.vhost_user(), 1);
+    for number in 0..3 {
+        vmm.send_unheard(0, &[datagram(&site, 0, number)]);
+        assert_eq!(numbers(&listener, 1), [number]);
+    }
     device.terminate();
 }
 

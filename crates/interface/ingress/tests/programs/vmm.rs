@@ -81,6 +81,16 @@ impl Vmm {
         vmm
     }
 
+    /// The same, but whoever calls the guest of a ring waits until it has heard that.
+    pub fn start_with_full_call(socket: &Path, ring: usize) -> Self {
+        let mut vmm = Self::connect(socket, 1);
+        vmm.calls[ring] = EventFd::new(0).expect("an event");
+        // It cannot be called once more.
+        vmm.calls[ring].write(u64::MAX - 1).expect("room");
+        vmm.start_rings();
+        vmm
+    }
+
     /// Connects for a driver that knows nothing of virtio 1, whose frames have a shorter header.
     pub fn start_legacy(socket: &Path) -> Frontend {
         let frontend = Frontend::connect(socket, 2).expect("the device");
@@ -199,8 +209,8 @@ impl Vmm {
     }
 
     /// Has the device be told of a ring by another event, and tells it by the former one, which is there for as long as it is kept.
-    pub fn replace_kick(&mut self, ring: usize) -> EventFd {
-        let other = EventFd::new(EFD_NONBLOCK).expect("an event");
+    pub fn replace_kick(&mut self, ring: usize, flags: i32) -> EventFd {
+        let other = EventFd::new(flags).expect("an event");
         self.frontend.set_vring_kick(ring, &other).expect("taken");
         // It has taken that when it answers what is asked next.
         self.frontend.get_features().expect("features");
@@ -277,8 +287,15 @@ impl Vmm {
         index
     }
 
-    /// Sends frames by a queue pair, in two descriptors each, and waits until the device has taken them.
+    /// Sends frames by a queue pair, in two descriptors each, and waits until the device has taken them and has said so.
     pub fn send(&mut self, pair: usize, frames: &[Vec<u8>]) {
+        self.send_unheard(pair, frames);
+        let call = &self.calls[2 * pair + 1];
+        until("the driver is told", || call.read().ok());
+    }
+
+    /// The same, but does not listen.
+    pub fn send_unheard(&mut self, pair: usize, frames: &[Vec<u8>]) {
         let ring = 2 * pair + 1;
         for frames in frames.chunks(usize::from(RING) / 2) {
             for frame in frames {
@@ -299,7 +316,6 @@ impl Vmm {
                 (self.used(ring) == offered).then_some(())
             });
         }
-        until("the driver is told", || self.calls[ring].read().ok());
     }
 
     /// The next frame for the guest.
