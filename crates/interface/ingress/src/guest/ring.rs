@@ -91,8 +91,13 @@ pub fn take(ring: &VringRwLock, memory: &Memory, packet: &mut Vec<u8>) -> Taken 
         Err(Without::Stopped) => return Taken::Stopped,
     };
     let head = chain.head_index();
+    let size = usize::from(state.get_queue().size());
     let mut whole = true;
-    for part in chain.clone().readable() {
+    let mut parts = chain.clone();
+    for part in parts.by_ref().take(size) {
+        if part.is_write_only() {
+            continue;
+        }
         let (at, length) = (packet.len(), part.len() as usize);
         if length > HEADER + LONGEST - at {
             whole = false;
@@ -105,6 +110,8 @@ pub fn take(ring: &VringRwLock, memory: &Memory, packet: &mut Vec<u8>) -> Taken 
             break;
         }
     }
+    // An indirect table may have more than a chain may be long (virtio 1.2, clause 2.7.5.3.1).
+    whole &= parts.next().is_none();
     // None of the offloads is offered, so that all fields are zero but, maybe, those without a meaning.
     let plain = packet.first_chunk::<2>() == Some(&[0, 0]);
     if state.add_used(head, 0).is_err() || !whole || !plain || packet.len() <= HEADER {
@@ -139,14 +146,16 @@ pub fn put(ring: &VringRwLock, memory: &Memory, packet: &mut [u8]) -> Put {
     let head = chain.head_index();
     packet[..HEADER].fill(0);
     packet[BUFFERS].copy_from_slice(&1u16.to_le_bytes());
-    let room: u64 = chain
-        .clone()
-        .writable()
-        .map(|part| u64::from(part.len()))
-        .sum();
+    // As far as a chain may be long: an indirect table may have more (virtio 1.2, clause 2.7.5.3.1).
+    let parts = chain.clone().take(usize::from(state.get_queue().size()));
+    let parts = parts.filter(|part| part.is_write_only());
+    let room: u64 = parts.clone().map(|part| u64::from(part.len())).sum();
     let mut rest = &*packet;
     if room >= packet.len() as u64 {
-        for part in chain.clone().writable() {
+        for part in parts {
+            if rest.is_empty() {
+                break;
+            }
             let (now, later) = rest.split_at(rest.len().min(part.len() as usize));
             if chain.memory().write_slice(now, part.addr()).is_err() {
                 break;

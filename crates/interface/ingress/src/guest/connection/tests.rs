@@ -94,8 +94,13 @@ impl Guest {
 
     /// Offers a buffer.
     fn offer(&self, ring: usize, at: u16, length: u32, flags: u16) {
+        self.offer_at(ring, at, buffer(ring, at), length, flags);
+    }
+
+    /// The same, somewhere.
+    fn offer_at(&self, ring: usize, at: u16, address: u64, length: u32, flags: u16) {
         let place = descriptors(ring) + u64::from(at) * 16;
-        self.write(&buffer(ring, at).to_le_bytes(), place);
+        self.write(&address.to_le_bytes(), place);
         self.write(&length.to_le_bytes(), place + 8);
         self.write(&flags.to_le_bytes(), place + 12);
         let index = self.index(available(ring));
@@ -213,6 +218,41 @@ fn a_ring_that_cannot_be_is_left_alone_until_it_is_started_again() {
         guest.event(ring);
         assert_eq!(guest.index(used(ring)), 1);
         assert_eq!(guest.counted("ring-broken"), 1);
+    }
+}
+
+/// An indirect table may be longer than the ring, and a chain may not.
+#[test]
+fn of_an_indirect_table_no_more_is_looked_at_than_a_chain_may_have() {
+    /// Where the table is, and `VIRTQ_DESC_F_NEXT` and `VIRTQ_DESC_F_INDIRECT`.
+    const TABLE: u64 = 64 << 10;
+    const NEXT: u16 = 1;
+    const INDIRECT: u16 = 4;
+    // All but the last part have nothing in them.
+    let offer = |guest: &Guest, ring: usize, parts: u16, flags: u16| {
+        for part in 0..parts {
+            let is_last = part + 1 == parts;
+            let place = TABLE + u64::from(part) * 16;
+            let length: u32 = if is_last { 100 } else { 0 };
+            let next = if is_last { 0 } else { NEXT };
+            guest.write(&buffer(ring, 0).to_le_bytes(), place);
+            guest.write(&length.to_le_bytes(), place + 8);
+            guest.write(&(flags | next).to_le_bytes(), place + 12);
+            guest.write(&(part + 1).to_le_bytes(), place + 14);
+        }
+        guest.offer_at(ring, 0, TABLE, u32::from(parts) * 16, INDIRECT);
+        guest.host.send(&[7; 60]).expect("sent");
+        guest.event(ring);
+    };
+    for (parts, is_frame) in [(RING, true), (RING + 1, false)] {
+        let guest = Guest::new(false);
+        offer(&guest, SENDING, parts, 0);
+        assert_eq!(guest.index(used(SENDING)), 1);
+        assert_eq!(guest.counted("malformed"), u64::from(!is_frame));
+        offer(&guest, RECEIVING, parts, WRITE);
+        assert_eq!(guest.index(used(RECEIVING)), 1);
+        assert_eq!(guest.counted("received"), u64::from(is_frame));
+        assert_eq!(guest.counted("received-too-long"), u64::from(!is_frame));
     }
 }
 
