@@ -26,6 +26,8 @@ const ELSEWHERE: Duration = Duration::from_secs(5);
 const ASKED: usize = 16;
 /// How long is waited for more while there is traffic: what comes together costs less, and no launch time depends on it.
 const MORE: Duration = Duration::from_micros(50);
+/// For how long the end waits for what the runtime has: some cycles of most schedules.
+const LEAVING: Duration = Duration::from_millis(500);
 /// Such destinations that are remembered: as many as the program's map has.
 const MOST_ELSEWHERE: usize = 4096;
 
@@ -336,6 +338,7 @@ impl Others {
     }
 
     fn leave(&mut self) {
+        self.await_outcomes();
         // Nothing is taken any more, so that nobody would take a mark away.
         if self.held.take().is_some() {
             self.returned(self.returner.give_back(&self.frame));
@@ -343,7 +346,17 @@ impl Others {
         while self.next() {
             self.returned(self.returner.give_back(&self.frame));
         }
-        let counters = &self.counters;
-        self.runtime.settle(|outcome| counters.outcome(outcome));
+    }
+
+    /// Waits a while for what the runtime has, which goes with the session, and which the rest is not to overtake.
+    fn await_outcomes(&mut self) {
+        let until = Instant::now() + LEAVING;
+        loop {
+            self.settle();
+            if !self.runtime.is_pending() || Instant::now() >= until {
+                return;
+            }
+            std::thread::sleep(ROOM);
+        }
     }
 }

@@ -155,6 +155,27 @@ pub(crate) fn name(index: u32) -> io::Result<String> {
         .into_owned())
 }
 
+/// The names of the devices of this network namespace.
+pub(crate) fn names() -> io::Result<Vec<String>> {
+    // SAFETY: a plain call.
+    let all = unsafe { libc::if_nameindex() };
+    if all.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    let mut names = Vec::new();
+    // SAFETY: an entry without a name is the last one; what is before it has a name that ends, all of it until it is freed.
+    unsafe {
+        let mut at = all;
+        while !(*at).if_name.is_null() {
+            let name = CStr::from_ptr((*at).if_name);
+            names.push(name.to_string_lossy().into_owned());
+            at = at.add(1);
+        }
+        libc::if_freenameindex(all);
+    }
+    Ok(names)
+}
+
 /// `struct ethtool_drvinfo` of `linux/ethtool.h`, of which the driver is of interest.
 #[repr(C)]
 struct DriverInfo {

@@ -32,6 +32,8 @@ use crate::sys::{self, Place};
 
 /// Longest packet of a veth.
 const LONGEST: u32 = 65535;
+/// What the name of the pair's first end begins with, before the number of the interface.
+const CARRIER: &str = "takt-out";
 
 /// The runtime's sockets, whose datagrams are inside the schedule already.
 struct Own {
@@ -111,13 +113,25 @@ struct Pair {
 
 impl Pair {
     fn names(device: &Device) -> [String; 2] {
-        ["out", "in"].map(|end| format!("takt-{end}{}", device.index()))
+        [CARRIER, "takt-in"].map(|end| format!("{end}{}", device.index()))
     }
 
-    /// Makes them. What a process that was killed has left is taken away before.
+    /// Those that processes which were killed have left: for this interface, and for such that are not there any more.
+    fn left(device: &Device) -> Result<Vec<Device>, Error> {
+        let names = sys::names().map_err(Error::system("list the interfaces"))?;
+        let is_left = |name: &&String| {
+            let number = name.strip_prefix(CARRIER);
+            let number = number.and_then(|number| number.parse().ok());
+            number.is_some_and(|number| number == device.index() || sys::name(number).is_err())
+        };
+        let left = names.iter().filter(is_left);
+        Ok(left.filter_map(|name| Device::find(name).ok()).collect())
+    }
+
+    /// Makes them. What is left of others is taken away before.
     fn new(device: &Device) -> Result<Self, Error> {
         let [carrier, end] = Self::names(device);
-        if let Ok(left) = Device::find(&carrier) {
+        for left in Self::left(device)? {
             sys::remove(left.index()).map_err(Error::system("remove a pair of veths"))?;
         }
         // Whatever the interface's longest packet becomes.
@@ -264,6 +278,8 @@ impl Uplink {
             };
             let looked = look();
             returner.unload(programs::UPLINK);
+            // When the kernel has done so, what was on its way through the pair is in the ring, and nothing comes there later.
+            returner.unload(programs::CARRIED);
             looked
         })
     }

@@ -320,6 +320,53 @@ fn without_a_daemon_or_the_command_what_leaves_is_the_kernels_again_and_nothing_
     assert_eq!(devices(&site), before);
 }
 
+/// As after a kill, and an interface that is another device since, by the same name.
+#[test]
+fn pairs_of_interfaces_that_are_not_there_any_more_are_taken_away() {
+    let site = Site::bridged();
+    let before = devices(&site);
+    // The number of the loopback interface, which is there.
+    for number in [9999, 1] {
+        let pair = format!("link add takt-out{number} type veth peer name takt-in{number}");
+        let mut ip = site.lab.host(0).command("ip").expect("the lab is up");
+        ended_well(ip.args(pair.split(' ')).output());
+    }
+    site.attach_uplink().terminate();
+    let mut left = devices(&site);
+    left.retain(|device| !before.contains(device));
+    left.sort_unstable();
+    assert_eq!(left, ["takt-in1", "takt-out1"]);
+}
+
+#[test]
+fn the_end_of_the_command_loses_nothing_and_keeps_the_order() {
+    // More than the runtime keeps waiting.
+    const MANY: u32 = 400;
+    let site = Site::bridged();
+    let (socket, listener) = sockets(&site);
+    let to = site.lab.host(1).address();
+    rustix::net::sockopt::set_socket_recv_buffer_size_force(&listener, 4 << 20).expect("memory");
+    until("the other host is known", || {
+        arrives(&socket, (&listener, to), MANY).then_some(())
+    });
+    // Class 0 waits for up to 0.2 s.
+    site.schedule(&taprio(
+        "sched-entry S fe 200000000 sched-entry S ff 100000000",
+    ));
+    let attached = site.attach_uplink();
+    for number in 0..MANY {
+        let sent = socket.send_to(&number.to_ne_bytes(), (to, PORT));
+        sent.expect("sent");
+    }
+    attached.terminate();
+    let mut numbers = Vec::new();
+    let mut datagram = [0; 4];
+    while listener.recv(&mut datagram).is_ok() {
+        numbers.push(u32::from_ne_bytes(datagram));
+    }
+    assert_eq!(numbers, (0..MANY).collect::<Vec<_>>());
+}
+
 #[test]
 fn what_is_not_there_is_refused_by_name() {
     let site = Site::bridged();
