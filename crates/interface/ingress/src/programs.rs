@@ -125,11 +125,12 @@ impl Device {
 
 /// The pod's end of a veth.
 struct Pod {
-    namespace: OwnedFd,
+    /// As it was found. Another path to it is looked for when that has gone.
+    namespace: sys::Namespace,
     /// The device's number. Its name is the pod's to change.
     index: u32,
-    /// The host's end, by its name.
-    host: String,
+    /// The host's end.
+    host: Device,
 }
 
 impl Pod {
@@ -138,7 +139,7 @@ impl Pod {
             Ok(Some(end)) => Ok(Self {
                 namespace: end.namespace,
                 index: end.index,
-                host: device.name.clone(),
+                host: device.clone(),
             }),
             Ok(None) => Err(Error::OtherEnd(
                 device.name.clone(),
@@ -153,16 +154,28 @@ impl Pod {
         &self,
         run: impl FnOnce(&Device) -> Result<T, Error> + Send,
     ) -> Result<T, Error> {
+        let namespace = match self.namespace.open() {
+            Ok(namespace) => namespace,
+            Err(_) => self.found_anew()?,
+        };
         let there = || {
-            let name = sys::name(self.index).map_err(|_| Error::Detached(self.host.clone()))?;
+            let name =
+                sys::name(self.index).map_err(|_| Error::Detached(self.host.name.clone()))?;
             run(&Device {
                 name,
                 index: self.index,
             })
         };
-        sys::inside(self.namespace.as_fd(), there).map_err(Error::system(
+        sys::inside(namespace.as_fd(), there).map_err(Error::system(
             "go to the network namespace of the other end",
         ))?
+    }
+
+    /// The namespace by another path: of another process, say.
+    fn found_anew(&self) -> Result<OwnedFd, Error> {
+        let found = Self::find(&self.host).ok();
+        let opened = found.and_then(|pod| pod.namespace.open().ok());
+        opened.ok_or_else(|| Error::Detached(self.host.name.clone()))
     }
 
     /// Ours at its egress.

@@ -267,10 +267,36 @@ pub(crate) fn inside<T: Send>(
     })
 }
 
+/// A network namespace, by a path that leads to it. A descriptor that is kept would keep it, with its devices, when all others have left it.
+pub(crate) struct Namespace {
+    path: PathBuf,
+    /// Which one that was.
+    identity: (u64, u64),
+}
+
+impl Namespace {
+    /// What the path leads to.
+    fn at(path: PathBuf) -> io::Result<(Self, OwnedFd)> {
+        let file = File::open(&path)?;
+        let metadata = file.metadata()?;
+        let identity = (metadata.dev(), metadata.ino());
+        Ok((Self { path, identity }, file.into()))
+    }
+
+    /// Opens it, if it is still there.
+    pub(crate) fn open(&self) -> io::Result<OwnedFd> {
+        let (there, file) = Self::at(self.path.clone())?;
+        match there.identity == self.identity {
+            true => Ok(file),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
 /// The other end of a veth.
 pub(crate) struct OtherEnd {
     /// Its network namespace.
-    pub(crate) namespace: OwnedFd,
+    pub(crate) namespace: Namespace,
     /// Its number there.
     pub(crate) index: u32,
 }
@@ -283,9 +309,9 @@ pub(crate) fn other_end(index: u32) -> io::Result<Option<OtherEnd>> {
         return Ok(None);
     };
     let mut refused = None;
-    for namespace in namespaces() {
+    for (namespace, opened) in namespaces() {
         // Whether the device of that number there is a veth whose other end is ours.
-        let found = inside(namespace.as_fd(), || {
+        let found = inside(opened.as_fd(), || {
             let link = Link::by_index(peer)?;
             let ours = namespace_number(own.as_fd())?;
             Ok::<_, io::Error>(link.filter(|link| {
@@ -295,7 +321,7 @@ pub(crate) fn other_end(index: u32) -> io::Result<Option<OtherEnd>> {
             }))
         });
         match found {
-            Ok(Ok(Some(link))) if link.namespace.is_some() || same(&namespace, &own) => {
+            Ok(Ok(Some(link))) if link.namespace.is_some() || same(&opened, &own) => {
                 return Ok(Some(OtherEnd {
                     namespace,
                     index: peer,
@@ -318,7 +344,7 @@ fn same(one: &OwnedFd, other: &OwnedFd) -> bool {
 }
 
 /// The network namespaces that have a name or a process, each once.
-fn namespaces() -> impl Iterator<Item = OwnedFd> {
+fn namespaces() -> impl Iterator<Item = (Namespace, OwnedFd)> {
     let below = |directory: &str| {
         let entries = std::fs::read_dir(directory).into_iter().flatten();
         entries.flatten().map(|entry| entry.path())
@@ -335,10 +361,8 @@ fn namespaces() -> impl Iterator<Item = OwnedFd> {
         .collect();
     let mut seen = std::collections::HashSet::new();
     paths.into_iter().filter_map(move |path| {
-        let file = File::open(path).ok()?;
-        let metadata = file.metadata().ok()?;
-        seen.insert((metadata.dev(), metadata.ino()))
-            .then(|| file.into())
+        let found = Namespace::at(path).ok()?;
+        seen.insert(found.0.identity).then_some(found)
     })
 }
 

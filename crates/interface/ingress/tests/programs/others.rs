@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use takt_testing::{PATIENCE, until};
 
 use super::support::{
-    Arrival, DEVICE, PORT, Site, Stopped, arrives, ended_well, exchange, static_talker, taprio,
+    Arrival, DEVICE, PORT, Running, Site, Stopped, arrives, ended_well, exchange, static_talker,
+    taprio,
 };
 
 /// Datagrams of a talker.
@@ -238,6 +239,39 @@ fn without_a_daemon_or_the_command_it_is_the_kernels_again() {
     assert_eq!(segments(&site), 1);
     site.attach(&["--all"]).terminate();
     assert_eq!(segments(&site), before);
+}
+
+/// A pod that has ended takes its devices along, of which the command hears.
+#[test]
+fn the_network_of_a_pod_that_has_ended_is_not_kept() {
+    let site = Site::bridged();
+    let namespace = format!("{}-gone", site.pod().namespace());
+    let of = |namespace: &str, what: &str| {
+        let mut ip = std::process::Command::new("ip");
+        ended_well(ip.args(["-n", namespace]).args(what.split(' ')).output());
+    };
+    let ip = |what: [&str; 3]| std::process::Command::new("ip").args(what).output();
+    ended_well(ip(["netns", "add", &namespace]));
+    let here = site.lab.host(0).namespace();
+    of(
+        here,
+        &format!("link add v9 type veth peer name p9 netns {namespace}"),
+    );
+    of(here, "link set v9 up");
+    let attached = Running::start(&mut site.veth(&["attach", "--device", "v9", "--all"]));
+    until("it is taken", || {
+        attached
+            .output()
+            .contains("taking launch times")
+            .then_some(())
+    });
+    ended_well(ip(["netns", "delete", &namespace]));
+    until("the device has gone", || {
+        let shown = site.veth(&["status", "--device", "v9"]).output();
+        (!shown.expect("takt").status.success()).then_some(())
+    });
+    let (well, said) = attached.end();
+    assert!(!well && said.contains("v9"), "{said}");
 }
 
 /// Checksums that are left to a device are finished, also behind headers of the pod's own.
