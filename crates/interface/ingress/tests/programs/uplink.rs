@@ -211,18 +211,24 @@ fn clock_messages_of_the_hosts_root_pass_and_nobody_elses() {
     send(&pods, there.address().into(), 1, true);
     site.schedule(&taprio("sched-entry S fe 10000000"));
     let attached = site.attach_uplink();
-    for to in [mapped, six] {
-        send(&users, to, 2, false);
+    let refused = || site.uplink_status().expect("attached")["refused"];
+    for (from, to) in [
+        (&users, mapped),
+        (&users, six),
+        (&pods, there.address().into()),
+    ] {
+        let before = refused();
+        until("both ports are taken", || {
+            send(from, to, 2, false);
+            (refused() >= before + 2).then_some(())
+        });
     }
-    send(&pods, there.address().into(), 3, false);
-    site.until_uplink("refused", 6);
     for to in [mapped, six] {
         // The next that comes: nothing of the others' has.
         send(&roots, to, 4, true);
     }
     let counters = site.uplink_status().expect("attached");
     assert!(counters["passed-by-kind"] >= 4, "{counters:?}");
-    assert_eq!(counters["taken"], 6, "{counters:?}");
     attached.terminate();
 }
 
