@@ -189,6 +189,28 @@ proptest! {
     }
 
     #[test]
+    fn a_frame_may_begin_where_the_gate_stays_open_until_behind_its_end_and_nowhere_else(
+        schedule in schedule(),
+        class in class(),
+        lasting in 0i64..40,
+    ) {
+        let list = Arc::new(GateList::new(&schedule).unwrap());
+        let mut gates = Gates::new(GateMask::ALL);
+        gates.install(Arc::clone(&list), at(NOW));
+        let begin = schedule.base_time.as_nanos() + 1_000 * schedule.cycle_time_ns as i64;
+        gates.advance(at(begin));
+        let parts = list.may_begin(class, lasting as u64);
+        prop_assert!(parts.iter().all(|(_, ns)| *ns > 0));
+        let told = parts.iter().flat_map(|(may, ns)| (0..*ns).map(|_| *may));
+        let told: Vec<bool> = told.collect();
+        prop_assert_eq!(told.len() as u64, schedule.cycle_time_ns);
+        for (t, told) in (begin..).zip(told) {
+            let stays_open = (t..=t + lasting).all(|t| gates.state(at(t)).is_open(class));
+            prop_assert_eq!(told, stays_open, "{} ns into the cycle", t - begin);
+        }
+    }
+
+    #[test]
     fn after_a_step_the_gates_are_those_of_a_port_that_never_stepped(
         schedule in schedule(),
         steps in prop::collection::vec(-2_000i64..2_000, 1..6),

@@ -155,6 +155,29 @@ impl GateList {
         self.open_per_cycle[usize::from(class.number())] as u64
     }
 
+    /// Through one cycle, in order: whether a frame of `class` that takes `lasting_ns` is out before its gate closes if it begins
+    /// now, and for how many nanoseconds that holds. The times add up to the cycle.
+    pub fn may_begin(&self, class: TrafficClass, lasting_ns: u64) -> Vec<(bool, u64)> {
+        let class = usize::from(class.number());
+        if self.longest[class] == NEVER {
+            return vec![(true, self.cycle_ns())];
+        }
+        let lasting = i64::try_from(lasting_ns).unwrap_or(i64::MAX);
+        let mut parts = Vec::new();
+        let mut reached = 0;
+        for &Span { open, close } in &self.cyclic[class] {
+            // One that reaches into the next cycle is there as the first one too.
+            let end = close.saturating_sub(lasting).min(self.cycle_ns);
+            if end > open {
+                parts.extend([(false, open - reached), (true, end - open)]);
+                reached = end;
+            }
+        }
+        parts.push((false, self.cycle_ns - reached));
+        let parts = parts.into_iter().filter(|(_, ns)| *ns > 0);
+        parts.map(|(may, ns)| (may, ns as u64)).collect()
+    }
+
     /// Longest time without a break that the class is open, `NEVER` when it never closes.
     pub(super) fn longest(&self, class: TrafficClass) -> i64 {
         self.longest[usize::from(class.number())]
