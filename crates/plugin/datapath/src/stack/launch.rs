@@ -17,17 +17,17 @@ use super::netlink::Netlink;
 use super::watch::Query;
 
 /// `RTM_NEWQDISC` and `RTM_GETQDISC` of `linux/rtnetlink.h`.
-const NEW_QDISC: u16 = 36;
-const GET_QDISC: u16 = 38;
+pub(super) const NEW_QDISC: u16 = 36;
+pub(super) const GET_QDISC: u16 = 38;
 /// Lengths of `struct nlmsghdr` and `struct tcmsg`.
 const HEADER: usize = 16;
-const TCMSG: usize = 20;
+pub(super) const TCMSG: usize = 20;
 /// `TC_H_ROOT`, and what tells the qdisc in a handle, of `linux/pkt_sched.h`.
-const ROOT: u32 = 0xffff_ffff;
+pub(super) const ROOT: u32 = 0xffff_ffff;
 const MAJOR: u32 = 0xffff_0000;
 /// `TCA_KIND` and `TCA_OPTIONS`.
-const KIND: u16 = 1;
-const OPTIONS: u16 = 2;
+pub(super) const KIND: u16 = 1;
+pub(super) const OPTIONS: u16 = 2;
 /// `TCA_ETF_PARMS`; in it `struct tc_etf_qopt`, with these flags.
 const ETF_PARMS: u16 = 1;
 const ETF_DEADLINE_MODE: u32 = 1;
@@ -37,7 +37,7 @@ const ETF_OFFLOAD: u32 = 1 << 1;
 const MQPRIO_MAP: usize = 1;
 const MQPRIO_COUNTS: usize = 18;
 const MQPRIO_OFFSETS: usize = 50;
-const MQPRIO_CLASSES: u8 = 16;
+pub(super) const MQPRIO_CLASSES: u8 = 16;
 
 /// How an `etf` queueing discipline keeps launch times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,6 +18,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
 
+use super::launch::{find, u16_at, u32_at};
 use super::messages::{
     Event, Forwarding, Link, Neighbour, Route, family_of, neighbour_message, read_address,
     read_event, read_forwarding, read_link, read_neighbour, read_route, says_no_route,
@@ -43,6 +44,24 @@ pub(super) const NLMSG_HEADER: usize = 16;
 /// Kinds of messages of `linux/netlink.h` that end an answer.
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
+/// `NLM_F_ACK_TLVS`: behind the error and the header that it is about come attributes, of which `NLMSGERR_ATTR_MSG` has words.
+const ACK_TLVS: u16 = 0x200;
+const ERROR_WORDS: u16 = 1;
+
+/// What the kernel does not do.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) error: io::Error,
+    /// The kernel's own words; empty where it has none.
+    pub(super) words: String,
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        let words = String::new();
+        Self { error, words }
+    }
+}
 
 /// A socket for questions.
 pub(super) struct Netlink {
@@ -153,33 +172,52 @@ impl Netlink {
         body: &[u8],
         mut take: impl FnMut(&[u8]),
     ) -> io::Result<()> {
-        self.sequence = self.sequence.wrapping_add(1);
-        let mut packet = Vec::with_capacity(NLMSG_HEADER + body.len());
-        packet.extend(((NLMSG_HEADER + body.len()) as u32).to_ne_bytes());
-        packet.extend(kind.to_ne_bytes());
-        packet.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
-        packet.extend(self.sequence.to_ne_bytes());
-        packet.extend([0; 4]);
-        packet.extend(body);
-        self.socket.send(&packet, 0)?;
+        self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, body)?;
         loop {
             let (datagram, _) = self.socket.recv_from_full()?;
-            for message in messages(&datagram) {
-                let word = |at: usize| message[at..].first_chunk().copied().unwrap_or_default();
-                if u32::from_ne_bytes(word(8)) != self.sequence {
-                    continue; // left over from a request that timed out
-                }
-                match u16::from_ne_bytes([message[4], message[5]]) {
-                    NLMSG_DONE => return Ok(()),
-                    NLMSG_ERROR => {
-                        let code = message[NLMSG_HEADER..].first_chunk().copied();
-                        let code = code.map_or(libc::EBADMSG, |code| -i32::from_ne_bytes(code));
-                        return Err(io::Error::from_raw_os_error(code));
+            for message in messages(&datagram).filter(|message| self.answers(message)) {
+                match u16_at(message, 4) {
+                    Some(NLMSG_DONE) => return Ok(()),
+                    Some(NLMSG_ERROR) => {
+                        return read_refusal(message).map_or(Ok(()), |refusal| Err(refusal.error));
                     }
                     _ => take(message),
                 }
             }
         }
+    }
+
+    /// Asks for a change of a kind that the library does not know, and waits until it is done.
+    pub(super) fn change(&mut self, kind: u16, flags: u16, body: &[u8]) -> Result<(), Refusal> {
+        // Where a kernel has no words, its number says as much as ever.
+        let _ = self.socket.set_ext_ack(true);
+        let _ = self.socket.set_cap_ack(true);
+        self.send(kind, NLM_F_REQUEST | NLM_F_ACK | flags, body)?;
+        loop {
+            let (datagram, _) = self.socket.recv_from_full()?;
+            for message in messages(&datagram).filter(|message| self.answers(message)) {
+                if u16_at(message, 4) == Some(NLMSG_ERROR) {
+                    return read_refusal(message).map_or(Ok(()), Err);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut packet = Vec::with_capacity(NLMSG_HEADER + body.len());
+        packet.extend(((NLMSG_HEADER + body.len()) as u32).to_ne_bytes());
+        packet.extend(kind.to_ne_bytes());
+        packet.extend(flags.to_ne_bytes());
+        packet.extend(self.sequence.to_ne_bytes());
+        packet.extend([0; 4]);
+        packet.extend(body);
+        self.socket.send(&packet, 0).map(drop)
+    }
+
+    /// Whether a message is about the last request, and not left over from one that timed out.
+    fn answers(&self, message: &[u8]) -> bool {
+        u32_at(message, 8) == Some(self.sequence)
     }
 
     /// The route that the kernel would take, or `None` when there is no unicast route.
@@ -344,6 +382,23 @@ impl AsFd for Events {
         // SAFETY: the socket is open as long as `self` lives, and so as long as the borrow.
         unsafe { BorrowedFd::borrow_raw(self.socket.as_raw_fd()) }
     }
+}
+
+/// What an error message says, with its header; `None`: all is well.
+fn read_refusal(message: &[u8]) -> Option<Refusal> {
+    let code = u32_at(message, NLMSG_HEADER).map_or(-libc::EBADMSG, |code| code as i32);
+    if code == 0 {
+        return None;
+    }
+    // Behind the code is the header of the request, alone since that is what was asked for.
+    let told = u16_at(message, 6).is_some_and(|flags| flags & ACK_TLVS != 0);
+    let attributes = message.get(2 * NLMSG_HEADER + 4..).filter(|_| told);
+    let words = attributes.and_then(|attributes| find(attributes, ERROR_WORDS));
+    let words = words.map(|words| words.strip_suffix(b"\0").unwrap_or(words));
+    Some(Refusal {
+        error: io::Error::from_raw_os_error(code.saturating_neg()),
+        words: String::from_utf8_lossy(words.unwrap_or_default()).into_owned(),
+    })
 }
 
 /// The netlink messages in a datagram, each with its header; stops at the first malformed length.
