@@ -12,6 +12,7 @@ mod launch;
 mod links;
 mod peers;
 mod port;
+mod priorities;
 mod receive;
 mod socket;
 mod transmit;
@@ -22,6 +23,7 @@ use takt_datapath::stack;
 use takt_datapath::{Capabilities, Datapath, DatapathKind, OpenError, Port, PortRequest};
 
 use port::UdpPort;
+pub use priorities::Priorities;
 use socket::Socket;
 
 /// Longest payload that a UDP datagram can have over IPv4.
@@ -90,6 +92,7 @@ pub struct UdpDatapath {
     config: UdpConfig,
     launch_times: bool,
     detail: String,
+    priorities: Priorities,
 }
 
 impl UdpDatapath {
@@ -114,7 +117,13 @@ impl UdpDatapath {
             config,
             launch_times,
             detail,
+            priorities: Priorities::default(),
         }
+    }
+
+    /// Those of the packets of all its ports.
+    pub fn priorities(&self) -> Priorities {
+        self.priorities.clone()
     }
 }
 
@@ -142,7 +151,11 @@ impl Datapath for UdpDatapath {
     }
 
     fn open(&self, request: &PortRequest) -> Result<Box<dyn Port>, OpenError> {
-        Ok(Box::new(UdpPort::open(&self.config, request)?))
+        Ok(Box::new(UdpPort::open(
+            &self.config,
+            request,
+            self.priorities(),
+        )?))
     }
 }
 

@@ -14,6 +14,7 @@ use takt_time::TrafficClass;
 
 use crate::frames::FramePool;
 use crate::peers::{MTU_LIFETIME_MS, now_ms};
+use crate::priorities::Priorities;
 use crate::socket::{check, set_value};
 use crate::transmit::TransmitCounters;
 
@@ -32,6 +33,7 @@ pub(crate) struct Links {
     places: Vec<Place>,
     queue: VecDeque<Waiting>,
     frame_size: usize,
+    priorities: Priorities,
 }
 
 #[derive(Debug)]
@@ -49,7 +51,7 @@ struct Link {
     room: usize,
     checked_ms: u64,
     /// The priority that the socket is set to.
-    marked: TrafficClass,
+    marked: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,11 +63,12 @@ struct Waiting {
 }
 
 impl Links {
-    pub(crate) fn new(frame_size: usize) -> Self {
+    pub(crate) fn new(frame_size: usize, priorities: Priorities) -> Self {
         Self {
             places: Vec::new(),
             queue: VecDeque::new(),
             frame_size,
+            priorities,
         }
     }
 
@@ -153,8 +156,9 @@ impl Links {
         while let Some(first) = self.queue.front().copied() {
             let bytes = frames.filled(first.frame, first.len);
             let frame_size = self.frame_size;
+            let priority = self.priorities.of(first.class);
             let sent = match self.link(first.link) {
-                Some(link) => link.send(bytes, first.class, frame_size),
+                Some(link) => link.send(bytes, priority, frame_size),
                 None => Err(io::Error::from_raw_os_error(libc::ENODEV)),
             };
             match sent {
@@ -208,13 +212,13 @@ impl Link {
             socket,
             room: (mtu + HEADER).min(frame_size),
             checked_ms: now_ms(),
-            marked: TrafficClass::BEST_EFFORT,
+            marked: 0,
         })
     }
 
-    fn send(&mut self, bytes: &[u8], class: TrafficClass, frame_size: usize) -> io::Result<()> {
-        if class != self.marked {
-            self.mark(class);
+    fn send(&mut self, bytes: &[u8], priority: u32, frame_size: usize) -> io::Result<()> {
+        if priority != self.marked {
+            self.mark(priority);
         }
         // SAFETY: pointer and length describe `bytes`, which outlives the call.
         let sent = unsafe {
@@ -239,11 +243,11 @@ impl Link {
         result
     }
 
-    /// The class as priority for the queueing disciplines of the interface. A socket with CAP_NET_RAW may have
+    /// Sets the priority for the queueing disciplines of the interface. A socket with CAP_NET_RAW may have
     /// any (Linux `socket(7)`); where that is refused frames leave without.
-    fn mark(&mut self, class: TrafficClass) {
-        let _ = set(&self.socket, libc::SO_PRIORITY, class.number().into());
-        self.marked = class;
+    fn mark(&mut self, priority: u32) {
+        let _ = set(&self.socket, libc::SO_PRIORITY, priority as libc::c_int);
+        self.marked = priority;
     }
 }
 

@@ -15,6 +15,7 @@ use crate::frames::{FramePool, Purpose};
 use crate::launch::Reports;
 use crate::links::Links;
 use crate::peers::PeerTable;
+use crate::priorities::Priorities;
 use crate::receive::Receiver;
 use crate::socket::Socket;
 use crate::transmit::{Committed, Transmitter};
@@ -94,7 +95,11 @@ fn failed(action: &str) -> impl FnOnce(std::io::Error) -> OpenError {
 }
 
 impl UdpPort {
-    pub(crate) fn open(config: &UdpConfig, request: &PortRequest) -> Result<Self, OpenError> {
+    pub(crate) fn open(
+        config: &UdpConfig,
+        request: &PortRequest,
+        priorities: Priorities,
+    ) -> Result<Self, OpenError> {
         config.check()?;
         let socket = Socket::new(request.bind).map_err(failed("cannot create a UDP socket"))?;
         socket
@@ -130,7 +135,7 @@ impl UdpPort {
             marked.size_receive_buffer(config.receive_buffer / MARKED)?;
             Ok::<_, std::io::Error>(Inlet::new(marked, local.port(), may_coalesce))
         });
-        let transmitter = Transmitter::new(frames.count());
+        let transmitter = Transmitter::new(frames.count(), priorities.clone());
         Ok(Self {
             best_effort: Inlet::new(socket, local.port(), may_coalesce),
             marked: marked.and_then(Result::ok),
@@ -138,7 +143,7 @@ impl UdpPort {
             local,
             frames,
             peers,
-            links: Links::new(config.frame_size),
+            links: Links::new(config.frame_size, priorities),
             transmitter,
             reports: announced.then(Reports::default),
         })

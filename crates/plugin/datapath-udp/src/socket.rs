@@ -179,9 +179,9 @@ impl Socket {
     }
 
     /// Marks what is sent from now on with a class: as class selector code point (RFC 2474, section 4.2.2.2)
-    /// for the network, and as priority for the host's own queueing disciplines and VLAN interfaces. A
-    /// socket begins with class 0.
-    pub(crate) fn mark(&self, class: TrafficClass) {
+    /// for the network, and with a priority for the host's own queueing disciplines and VLAN interfaces. A
+    /// socket begins with class 0 and priority 0.
+    pub(crate) fn mark(&self, class: TrafficClass, priority: u32) {
         let services = libc::c_int::from(class.number()) << 5;
         // A program of the control group may refuse any option: then datagrams leave without the mark.
         let _ = if self.ipv6 {
@@ -190,15 +190,15 @@ impl Socket {
             self.set(libc::IPPROTO_IP, libc::IP_TOS, services)
         };
         // After IP_TOS, which sets a priority of its own.
-        let priority = libc::c_int::from(class.number());
+        let class = libc::c_int::from(class.number());
         if self
-            .set(libc::SOL_SOCKET, libc::SO_PRIORITY, priority)
+            .set(libc::SOL_SOCKET, libc::SO_PRIORITY, priority as libc::c_int)
             .is_err()
         {
             let _ = self.set(
                 libc::SOL_SOCKET,
                 libc::SO_PRIORITY,
-                priority.min(HIGHEST_FREE_PRIORITY),
+                class.min(HIGHEST_FREE_PRIORITY),
             );
         }
     }
@@ -342,17 +342,21 @@ mod tests {
         ] {
             let socket = Socket::new(like.parse().expect("an address")).expect("a socket");
             for number in [0, 1, 4, 6, 3, 0] {
-                socket.mark(TrafficClass::new(number).expect("a class"));
+                socket.mark(TrafficClass::new(number).expect("a class"), number.into());
                 let number = libc::c_int::from(number);
                 assert_eq!(socket.get(level, option).expect("marks"), number << 5);
                 let priority = socket.get(libc::SOL_SOCKET, libc::SO_PRIORITY);
                 assert_eq!(priority.expect("a priority"), number);
             }
             // The highest class has its own priority where that is permitted, the next one elsewhere.
-            socket.mark(TrafficClass::new(7).expect("a class"));
+            socket.mark(TrafficClass::new(7).expect("a class"), 7);
             assert_eq!(socket.get(level, option).expect("marks"), 7 << 5);
             let priority = socket.get(libc::SOL_SOCKET, libc::SO_PRIORITY);
             assert!((6..=7).contains(&priority.expect("a priority")));
+            // So it is with one that only the runtime has.
+            socket.mark(TrafficClass::new(3).expect("a class"), 11);
+            let priority = socket.get(libc::SOL_SOCKET, libc::SO_PRIORITY);
+            assert!([3, 11].contains(&priority.expect("a priority")));
         }
     }
 }

@@ -19,6 +19,7 @@ use takt_time::{TaiTime, TrafficClass};
 use crate::frames::FramePool;
 use crate::launch;
 use crate::peers::PeerTable;
+use crate::priorities::Priorities;
 use crate::socket::Socket;
 
 /// Datagrams in a train (`UDP_MAX_SEGMENTS` of kernels before 6.9; later ones take more).
@@ -97,8 +98,10 @@ pub(crate) struct Transmitter {
     parts: Box<[libc::iovec]>,
     controls: Box<[Control]>,
     messages: Box<[libc::mmsghdr]>,
-    /// What the socket is set to.
+    priorities: Priorities,
+    /// What the socket is set to, and the priority with it.
     marked: TrafficClass,
+    priority: u32,
     pub(crate) counters: TransmitCounters,
 }
 
@@ -108,7 +111,7 @@ unsafe impl Send for Transmitter {}
 
 impl Transmitter {
     /// A queue that never holds more than `frames` frames.
-    pub(crate) fn new(frames: usize) -> Self {
+    pub(crate) fn new(frames: usize, priorities: Priorities) -> Self {
         // SAFETY: message headers are integers and pointers, for which all bits zero is a value.
         let message: libc::mmsghdr = unsafe { mem::zeroed() };
         let part = libc::iovec {
@@ -121,7 +124,9 @@ impl Transmitter {
             parts: vec![part; frames].into_boxed_slice(),
             controls: vec![Control::segments(0); BATCH].into_boxed_slice(),
             messages: vec![message; BATCH].into_boxed_slice(),
+            priorities,
             marked: TrafficClass::BEST_EFFORT,
+            priority: 0,
             counters: TransmitCounters::default(),
         }
     }
@@ -142,9 +147,10 @@ impl Transmitter {
         };
         // Every turn sends or loses a train, or stops trains to one more peer: the loop ends.
         while let Some(first) = self.queue.front().copied() {
-            if first.class != self.marked {
-                socket.mark(first.class);
-                self.marked = first.class;
+            let priority = self.priorities.of(first.class);
+            if (first.class, priority) != (self.marked, self.priority) {
+                socket.mark(first.class, priority);
+                (self.marked, self.priority) = (first.class, priority);
             }
             let timed = peers.etf(first.peer, first.class).is_some();
             let long = frames.is_long(first.frame);
@@ -386,7 +392,7 @@ mod tests {
         socket
             .announce_launch_times()
             .expect("a kernel that has it");
-        let mut transmitter = Transmitter::new(4);
+        let mut transmitter = Transmitter::new(4, Priorities::default());
         for (long, len) in [(true, 20_000), (false, 1000), (false, 1000)] {
             let purpose = Purpose { peer, room: len };
             let frame = match long {

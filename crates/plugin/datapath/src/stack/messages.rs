@@ -45,6 +45,8 @@ pub(super) struct Link {
     /// `None`: not an Ethernet interface.
     pub(super) mac: Option<MacAddress>,
     pub(super) mtu: u32,
+    /// Transmit queues.
+    pub(super) queues: u16,
     pub(super) up: bool,
     /// For a VLAN interface: the interface below and the VLAN identifier.
     pub(super) vlan: Option<(u32, u16)>,
@@ -265,6 +267,7 @@ pub(super) fn read_link(message: &RouteNetlinkMessage) -> Option<Link> {
         name: String::new(),
         mac: None,
         mtu: 0,
+        queues: 0,
         up: flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
         vlan: None,
         kind: DeviceKind::Other,
@@ -280,6 +283,9 @@ pub(super) fn read_link(message: &RouteNetlinkMessage) -> Option<Link> {
                 link.mac = read_mac(mac);
             }
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+            LinkAttribute::NumTxQueues(count) => {
+                link.queues = u16::try_from(*count).unwrap_or(u16::MAX);
+            }
             LinkAttribute::Link(ifindex) => below = Some(*ifindex),
             LinkAttribute::Controller(ifindex) => link.controller = Some(*ifindex),
             LinkAttribute::LinkInfo(infos) => {

@@ -72,6 +72,8 @@ pub struct Attached {
     pub name: String,
     /// Largest IP packet in bytes.
     pub mtu: u32,
+    /// Transmit queues that it has, be they in use or not.
+    pub queues: u16,
 }
 
 /// What is at the root of an interface.
@@ -142,6 +144,7 @@ pub fn attached(address: IpAddr) -> io::Result<Option<Attached>> {
         ifindex: link.ifindex,
         name: link.name,
         mtu: link.mtu,
+        queues: link.queues,
     }))
 }
 
@@ -364,6 +367,7 @@ mod tests {
             ifindex: 7,
             name: "eth0".into(),
             mtu: 1500,
+            queues: 4,
         }
     }
 

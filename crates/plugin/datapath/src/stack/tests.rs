@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use takt_lab::{Host, Lab, LabConfig, LinkState};
 use takt_wire::ethernet::MacAddress;
 
-use super::{DeviceKind, InterfaceState, NextHop, NextHops, egress_interface};
+use super::{
+    DeviceKind, InterfaceState, NextHop, NextHops, Root, Taprio, TaprioError, attached,
+    egress_interface, root,
+};
 
 /// How long to wait for what has to happen before it is called lost.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -381,4 +384,51 @@ fn packets_leave_by_the_routes_interface_and_for_a_vlan_by_the_one_below() {
     assert_eq!(tagged, vlan.then_some(ifindex));
     assert_eq!(towards(address("192.0.2.1"), None), None);
     assert_eq!(towards(neighbour, Some(address("192.0.2.9"))), None);
+}
+
+#[test]
+fn taprio_is_put_where_the_kernel_has_it_and_nothing_of_others_is_touched() {
+    let Some(lab) = hosts() else { return };
+    let host = lab.host(0);
+    ip(
+        host,
+        "link add many numtxqueues 4 numrxqueues 4 type veth peer name far numtxqueues 4 numrxqueues 4",
+    );
+    ip(host, "address add 10.77.0.1/24 dev many");
+    ip(host, "link set many up");
+    let tc = |arguments: &str| {
+        let mut command = host.command("tc").expect("enter the host");
+        let done = command.args(arguments.split_whitespace()).status();
+        assert!(done.expect("run tc").success(), "{arguments}");
+    };
+    let _inside = host.enter().expect("enter the host");
+    let many = attached(address("10.77.0.1")).expect("an answer");
+    let many = many.expect("the interface");
+    assert_eq!((many.name.as_str(), many.mtu, many.queues), ("many", 1500, 4));
+    assert_eq!(attached(address("10.77.0.9")).expect("an answer"), None);
+    let taprio = Taprio {
+        base_time: takt_time::TaiTime::from_nanos(0),
+        others: vec![(true, 1_000_000), (false, 1_000_000)],
+        own_queues: 1,
+        queues: 4,
+        offload: false,
+    };
+    let single = Taprio { queues: 1, ..taprio.clone() };
+    assert!(matches!(single.program(&many), Err(TaprioError::Queues(1))));
+    match taprio.program(&many) {
+        Err(TaprioError::Absent) => assert_eq!(root(many.ifindex).expect("an answer"), Root::Default),
+        programmed => {
+            programmed.expect("programmed");
+            assert_eq!(root(many.ifindex).expect("an answer"), Root::Own);
+            assert!(many.release().expect("released"));
+        }
+    }
+    assert!(!many.release().expect("nothing of ours"));
+    tc("qdisc add dev many root handle 5: pfifo");
+    let foreign = Root::Foreign("pfifo 5:".into());
+    assert_eq!(root(many.ifindex).expect("an answer"), foreign);
+    let refused = taprio.program(&many).expect_err("somebody else's");
+    assert!(refused.to_string().contains("tc qdisc del dev many root"), "{refused}");
+    assert!(!many.release().expect("nothing of ours"));
+    assert_eq!(root(many.ifindex).expect("an answer"), foreign);
 }
