@@ -191,6 +191,8 @@ kubernetes: setup
 
 test-oracle: setup
 	tests/oracle/run.sh
+	$(CARGO) build --release -p takt-cli -p taktd
+	tests/oracle/others.sh
 
 test-guests: setup
 	$(CARGO) build -p takt-cli -p taktd

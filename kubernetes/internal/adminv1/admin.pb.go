@@ -5483,9 +5483,18 @@ type LinkSchedule struct {
 	// Other datapaths of the node that send from the same address: their frames do not pass these gates.
 	Beside []string `protobuf:"bytes,15,rep,name=beside,proto3" json:"beside,omitempty"`
 	// What `takt schedule check` finds wrong or doubtful in the latest of these schedules, worst first.
-	Warnings      []string `protobuf:"bytes,16,rep,name=warnings,proto3" json:"warnings,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Warnings []string `protobuf:"bytes,16,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	// Who is to keep what others send by the link's interface, by the schedule that runs, or will if none does; empty
+	// without one.
+	OtherTraffic string `protobuf:"bytes,17,opt,name=other_traffic,json=otherTraffic,proto3" json:"other_traffic,omitempty"`
+	// What of the kernel keeps it: "taprio", or "taprio-offload" where the device has the gates; empty: nothing does.
+	OtherTrafficBy string `protobuf:"bytes,18,opt,name=other_traffic_by,json=otherTrafficBy,proto3" json:"other_traffic_by,omitempty"`
+	// The interface that this is about; empty where it is not known.
+	Interface string `protobuf:"bytes,19,opt,name=interface,proto3" json:"interface,omitempty"`
+	// Why it is not kept as asked for; empty if it is.
+	OtherTrafficProblem string `protobuf:"bytes,20,opt,name=other_traffic_problem,json=otherTrafficProblem,proto3" json:"other_traffic_problem,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *LinkSchedule) Reset() {
@@ -5628,6 +5637,34 @@ func (x *LinkSchedule) GetWarnings() []string {
 		return x.Warnings
 	}
 	return nil
+}
+
+func (x *LinkSchedule) GetOtherTraffic() string {
+	if x != nil {
+		return x.OtherTraffic
+	}
+	return ""
+}
+
+func (x *LinkSchedule) GetOtherTrafficBy() string {
+	if x != nil {
+		return x.OtherTrafficBy
+	}
+	return ""
+}
+
+func (x *LinkSchedule) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *LinkSchedule) GetOtherTrafficProblem() string {
+	if x != nil {
+		return x.OtherTrafficProblem
+	}
+	return ""
 }
 
 // A gate control list with its cycle (IEEE 802.1Q-2022, clause 12.29.1).
@@ -6034,7 +6071,11 @@ type InstallScheduleRequest struct {
 	// The port inserts a VLAN tag, which takes its time too.
 	Vlan bool `protobuf:"varint,4,opt,name=vlan,proto3" json:"vlan,omitempty"`
 	// The class whose gate frames of each priority 0 to 7 pass; empty: each priority has a class of its own.
-	Classes       []uint32 `protobuf:"varint,5,rep,packed,name=classes,proto3" json:"classes,omitempty"`
+	Classes []uint32 `protobuf:"varint,5,rep,packed,name=classes,proto3" json:"classes,omitempty"`
+	// Who keeps what others send by the link's interface inside the windows of best effort: "port" (or empty), a port of the runtime
+	// takes over what is given to it; "taprio", the kernel; "taprio-offload", the gates of the device; "auto", the first of the
+	// last two that can, else as "port". FAILED_PRECONDITION: it cannot be done here, and nothing has changed.
+	OtherTraffic  string `protobuf:"bytes,6,opt,name=other_traffic,json=otherTraffic,proto3" json:"other_traffic,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6102,6 +6143,13 @@ func (x *InstallScheduleRequest) GetClasses() []uint32 {
 		return x.Classes
 	}
 	return nil
+}
+
+func (x *InstallScheduleRequest) GetOtherTraffic() string {
+	if x != nil {
+		return x.OtherTraffic
+	}
+	return ""
 }
 
 // Schedules as a node keeps them for its next start.
@@ -7836,7 +7884,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x06absent\x18\x02 \x03(\v2\x1d.takt.admin.v1.AbsentScheduleR\x06absent\"e\n" +
 	"\x0eAbsentSchedule\x12\x1a\n" +
 	"\bdatapath\x18\x01 \x01(\tR\bdatapath\x127\n" +
-	"\bschedule\x18\x02 \x01(\v2\x1b.takt.admin.v1.GateScheduleR\bschedule\"\x95\x05\n" +
+	"\bschedule\x18\x02 \x01(\v2\x1b.takt.admin.v1.GateScheduleR\bschedule\"\xb6\x06\n" +
 	"\fLinkSchedule\x12\x1a\n" +
 	"\bdatapath\x18\x01 \x01(\tR\bdatapath\x12\"\n" +
 	"\rlink_rate_bps\x18\x02 \x01(\x04R\vlinkRateBps\x12=\n" +
@@ -7856,7 +7904,11 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"priorities\x18\x0e \x03(\rR\n" +
 	"priorities\x12\x16\n" +
 	"\x06beside\x18\x0f \x03(\tR\x06beside\x12\x1a\n" +
-	"\bwarnings\x18\x10 \x03(\tR\bwarningsB\x14\n" +
+	"\bwarnings\x18\x10 \x03(\tR\bwarnings\x12#\n" +
+	"\rother_traffic\x18\x11 \x01(\tR\fotherTraffic\x12(\n" +
+	"\x10other_traffic_by\x18\x12 \x01(\tR\x0eotherTrafficBy\x12\x1c\n" +
+	"\tinterface\x18\x13 \x01(\tR\tinterface\x122\n" +
+	"\x15other_traffic_problem\x18\x14 \x01(\tR\x13otherTrafficProblemB\x14\n" +
 	"\x12_pending_begins_nsB\b\n" +
 	"\x06_cycleB\x11\n" +
 	"\x0f_cycle_start_ns\"\x92\x03\n" +
@@ -7895,13 +7947,14 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	" \x01(\x04R\x11droppedGateMissed\x12\x18\n" +
 	"\adropped\x18\v \x01(\x04R\adropped\x12\x1a\n" +
 	"\boverruns\x18\f \x01(\x04R\boverruns\x12#\n" +
-	"\rerror_buckets\x18\r \x03(\x04R\ferrorBuckets\"\xbf\x01\n" +
+	"\rerror_buckets\x18\r \x03(\x04R\ferrorBuckets\"\xe4\x01\n" +
 	"\x16InstallScheduleRequest\x12\x1a\n" +
 	"\bdatapath\x18\x01 \x01(\tR\bdatapath\x127\n" +
 	"\bschedule\x18\x02 \x01(\v2\x1b.takt.admin.v1.GateScheduleR\bschedule\x12\"\n" +
 	"\rlink_rate_bps\x18\x03 \x01(\x04R\vlinkRateBps\x12\x12\n" +
 	"\x04vlan\x18\x04 \x01(\bR\x04vlan\x12\x18\n" +
-	"\aclasses\x18\x05 \x03(\rR\aclasses\"s\n" +
+	"\aclasses\x18\x05 \x03(\rR\aclasses\x12#\n" +
+	"\rother_traffic\x18\x06 \x01(\tR\fotherTraffic\"s\n" +
 	"\x12InstalledSchedules\x12C\n" +
 	"\tschedules\x18\x01 \x03(\v2%.takt.admin.v1.InstallScheduleRequestR\tschedules\x12\x18\n" +
 	"\arunning\x18\x02 \x03(\rR\arunning\"6\n" +

@@ -180,7 +180,7 @@ func (m *member) takeBack(ctx context.Context, assigned *network.Assignment, lin
 		}
 	case runs != nil:
 		// The object has not said what there was, as when it was made anew.
-		before = &adminv1.InstallScheduleRequest{Datapath: assigned.Datapath, Schedule: runs, LinkRateBps: link.GetLinkRateBps(), Vlan: link.GetVlan(), Classes: link.GetPriorities()}
+		before = &adminv1.InstallScheduleRequest{Datapath: assigned.Datapath, Schedule: runs, LinkRateBps: link.GetLinkRateBps(), Vlan: link.GetVlan(), Classes: link.GetPriorities(), OtherTraffic: link.GetOtherTraffic()}
 	default:
 		delete(e.Asked, assigned.Datapath)
 		_, err := m.admin.RemoveSchedule(ctx, &adminv1.RemoveScheduleRequest{Datapath: assigned.Datapath})

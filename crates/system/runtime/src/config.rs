@@ -235,6 +235,46 @@ pub struct LinkSchedule {
     pub vlan: bool,
     /// The class whose gate frames of each priority pass.
     pub classes: ClassTable,
+    /// Who keeps what others send by the link's interface.
+    pub other_traffic: OtherTraffic,
+}
+
+/// Who keeps what leaves a link's interface without the runtime inside the windows of best effort.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OtherTraffic {
+    /// A port of the runtime takes over what somebody gives it (`takt uplink`, `takt veth attach --all`); the rest is beside the
+    /// schedule.
+    #[default]
+    Port,
+    /// The kernel's `taprio`.
+    Taprio,
+    /// The same, by the gates of the device.
+    TaprioOffload,
+    /// The first of these three that can, from the last one on.
+    Auto,
+}
+
+impl OtherTraffic {
+    /// All of them, by the names that configurations and messages have for them.
+    pub const NAMES: [(&'static str, Self); 4] = [
+        ("port", Self::Port),
+        ("taprio", Self::Taprio),
+        ("taprio-offload", Self::TaprioOffload),
+        ("auto", Self::Auto),
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        let mut all = Self::NAMES.iter();
+        all.find(|(_, one)| *one == self)
+            .map_or("port", |(name, _)| name)
+    }
+
+    /// The one with this name.
+    pub fn named(name: &str) -> Option<Self> {
+        let mut all = Self::NAMES.iter();
+        all.find(|(of, _)| *of == name).map(|(_, one)| *one)
+    }
 }
 
 impl LinkSchedule {
@@ -246,6 +286,7 @@ impl LinkSchedule {
             rate_bps,
             vlan: false,
             classes: ClassTable::default(),
+            other_traffic: OtherTraffic::default(),
         }
     }
 

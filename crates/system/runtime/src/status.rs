@@ -298,6 +298,8 @@ pub struct ScheduleStatus {
     pub rate_bps: u64,
     /// Other datapaths of the node that send from the same address: their frames do not pass these gates.
     pub beside: Vec<String>,
+    /// The address that its ports send from; none: it has no port.
+    pub address: Option<IpAddr>,
     /// The port inserts a VLAN tag, by the same schedule.
     pub vlan: bool,
     /// The class whose gate frames of each priority pass, by the operational schedule.
@@ -306,6 +308,8 @@ pub struct ScheduleStatus {
     pub operational: Option<Schedule>,
     /// The schedule that will run, and from when on.
     pub pending: Option<(Schedule, TaiTime)>,
+    /// The one that runs, as asked for.
+    pub running: Option<LinkSchedule>,
     /// The latest of these two, as asked for.
     pub latest: Option<LinkSchedule>,
     /// The cycle in progress.

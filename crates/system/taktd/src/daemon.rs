@@ -291,7 +291,7 @@ fn heartbeat(handle: &RuntimeHandle) {
     }
 }
 
-/// Writes down anew which schedules run when one has begun, so that it does at the next start even if the clock has fallen
+/// Has the kernel follow schedules that have begun, and writes down anew which ones run, so that it does at the next start even if the clock has fallen
 /// behind by then.
 async fn keep_schedules(node: Arc<Node>) {
     let mut times = tokio::time::interval(KEEP_EVERY);
@@ -300,7 +300,11 @@ async fn keep_schedules(node: Arc<Node>) {
     loop {
         times.tick().await;
         let keeping = node.clone();
-        let kept = match blocking(move || keeping.keep_schedules()).await {
+        let look = move || {
+            keeping.follow_schedules()?;
+            keeping.keep_schedules()
+        };
+        let kept = match blocking(look).await {
             Ok(Ok(kept)) => kept,
             Ok(Err(Stopped)) | Err(_) => return,
         };

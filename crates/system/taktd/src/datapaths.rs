@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use takt_datapath::Datapath;
 use takt_datapath::plugin::Plugin;
-use takt_datapath_udp::UdpDatapath;
+use takt_datapath_udp::{Priorities, UdpDatapath};
 use takt_datapath_xdp::XdpDatapath;
 use takt_runtime::Unavailable;
 
@@ -18,13 +18,17 @@ pub struct Assembled {
     pub datapaths: Vec<Arc<dyn Datapath>>,
     /// With reasons.
     pub unavailable: Vec<Unavailable>,
+    /// Those of the packets of kernel UDP.
+    pub priorities: Priorities,
 }
 
 /// Probes what the settings ask for, in the network namespace of the calling thread. What fails is no
 /// error: streams fall back to kernel UDP and tell their applications why.
 pub fn assemble(settings: &Settings) -> Assembled {
+    let udp = UdpDatapath::new(settings.udp.clone());
     let mut assembled = Assembled {
-        datapaths: vec![Arc::new(UdpDatapath::new(settings.udp.clone()))],
+        priorities: udp.priorities(),
+        datapaths: vec![Arc::new(udp)],
         unavailable: Vec::new(),
     };
     if let Some(config) = &settings.xdp {

@@ -222,6 +222,7 @@ fn replace(directory: &Path, name: &str, bytes: &[u8], lasts: Lasts) -> std::io:
 
 #[cfg(test)]
 mod tests {
+    use takt_runtime::config::OtherTraffic;
     use takt_schedule::{ClassTable, GateEntry, GateMask, Schedule, Selection};
     use takt_testing::Directory;
 
@@ -245,6 +246,7 @@ mod tests {
         };
         LinkSchedule {
             vlan: true,
+            other_traffic: OtherTraffic::Taprio,
             classes: ClassTable::new([0, 0, 1, 1, 2, 2, 7, 7]).expect("classes"),
             ..LinkSchedule::new(datapath, schedule, 1_000_000_000)
         }

@@ -25,5 +25,6 @@ mod kept;
 pub mod logging;
 pub mod metrics;
 pub mod node;
+pub mod other_traffic;
 mod outline;
 pub mod security;

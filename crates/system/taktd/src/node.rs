@@ -5,16 +5,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use takt_runtime::config::{KeptSchedule, ListenerConfig};
-use takt_runtime::control::{ListenError, Stopped};
+use takt_runtime::config::{KeptSchedule, LinkSchedule, ListenerConfig};
+use takt_runtime::control::{ListenError, ScheduleError, Stopped};
 use takt_runtime::peering::PeerStatus;
 use takt_runtime::{Runtime, RuntimeHandle, StartError};
+use takt_time::TaiTime;
 
 use crate::admin::{listener, proto};
 use crate::config::{self, ConfigError, Settings};
 use crate::datapaths::{Assembled, assemble};
 use crate::kept::{self, KeptError};
 use crate::logging::LogLevel;
+use crate::other_traffic::{OtherTraffic, Problem, Told};
 use crate::security::{self, KeyFileError, PrivateKey, PublicKey};
 
 /// A node in operation. Dropping it stops it at once.
@@ -32,7 +34,20 @@ pub struct Node {
     /// Schedules as they were last written down. Held from when the runtime is asked for them until then, so that nothing
     /// older is written over it.
     kept_schedules: Mutex<Vec<KeptSchedule>>,
+    /// Held while a schedule is installed or removed, so that the kernel has the gates that the runtime has.
+    other_traffic: Mutex<OtherTraffic>,
     log: Option<LogLevel>,
+}
+
+/// Why a schedule is not installed.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// The runtime refuses it.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    /// The kernel does not keep what others send.
+    #[error("other traffic: {0}; or choose `port`, and `takt uplink` for it")]
+    OtherTraffic(#[from] Problem),
 }
 
 /// Why a listener is not set, or not kept.
@@ -158,6 +173,7 @@ impl Node {
         let Assembled {
             datapaths,
             unavailable,
+            priorities,
         } = assemble(&settings);
         let mut config = settings.runtime.clone();
         if let Some(state) = &settings.state {
@@ -167,7 +183,13 @@ impl Node {
         let kept_schedules = Mutex::new(config.kept_schedules.clone());
         let runtime = Runtime::start(config, &datapaths, unavailable)?;
         let kept = restore_listeners(&settings, runtime.handle());
+        let xdp_queues = settings.xdp.as_ref().and_then(|xdp| xdp.queues.clone());
+        let mut other_traffic = OtherTraffic::new(priorities, xdp_queues);
+        if let Ok(links) = runtime.handle().schedules() {
+            other_traffic.follow(&links);
+        }
         Ok(Self {
+            other_traffic: Mutex::new(other_traffic),
             kept: Mutex::new(kept),
             kept_schedules,
             handle: runtime.handle().clone(),
@@ -194,6 +216,64 @@ impl Node {
     pub fn stop(&self) {
         let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         drop(runtime.take());
+        self.lock_other_traffic().release_all();
+    }
+
+    fn lock_other_traffic(&self) -> MutexGuard<'_, OtherTraffic> {
+        // Whatever is half done is looked at again.
+        let lock = self.other_traffic.lock();
+        lock.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Installs a schedule on the link of a datapath, and has the kernel keep what others send by it, if that is wanted: when
+    /// it begins.
+    ///
+    /// # Errors
+    /// [`Stopped`]; inside, [`InstallError`]: then nothing has changed.
+    pub fn install_schedule(
+        &self,
+        asked: LinkSchedule,
+    ) -> Result<Result<TaiTime, InstallError>, Stopped> {
+        let mut other_traffic = self.lock_other_traffic();
+        if let Err(error) = self.handle.check_schedule(asked.clone())? {
+            return Ok(Err(error.into()));
+        }
+        let links = self.handle.schedules()?;
+        let link = links.iter().find(|link| link.datapath == asked.datapath);
+        let address = link.and_then(|link| link.address);
+        if let Err(problem) = other_traffic.install(address, &asked) {
+            return Ok(Err(problem.into()));
+        }
+        let installed = self.handle.install_schedule(asked)?;
+        // It may have been refused after all, and need not be the one that the kernel is to have now.
+        other_traffic.follow(&self.handle.schedules()?);
+        Ok(installed.map_err(InstallError::from))
+    }
+
+    /// Opens all gates of a datapath's link again; false if it has no schedule.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn remove_schedule(&self, datapath: String) -> Result<bool, Stopped> {
+        let mut other_traffic = self.lock_other_traffic();
+        let removed = self.handle.remove_schedule(datapath)?;
+        other_traffic.follow(&self.handle.schedules()?);
+        Ok(removed)
+    }
+
+    /// Has the kernel follow the schedules that have begun or ended.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn follow_schedules(&self) -> Result<(), Stopped> {
+        let mut other_traffic = self.lock_other_traffic();
+        other_traffic.follow(&self.handle.schedules()?);
+        Ok(())
+    }
+
+    /// What of the kernel keeps what others send by the link of a datapath.
+    pub fn other_traffic(&self, datapath: &str) -> Told {
+        self.lock_other_traffic().told(datapath)
     }
 
     /// Sets a listener; as `message` at the next start of the node as well, if that is wanted. Its streams are taken from the

@@ -859,6 +859,43 @@ async fn a_schedule_is_installed_told_and_removed_and_a_wrong_one_is_refused_by_
     assert!(link(&mut client).await.operational.is_none());
 }
 
+#[tokio::test]
+async fn a_schedule_whose_other_traffic_cannot_be_kept_is_refused_by_name_and_with_auto_taken_and_told() {
+    let daemon = Daemon::start(LISTENER);
+    let mut client = daemon.client().await;
+    let link = async |client: &mut Client| {
+        let answer = client.list_schedules(ListSchedulesRequest {}).await;
+        answer.expect("schedules").into_inner().links.remove(0)
+    };
+    // Long enough for a packet of the loopback's MTU at the speed that taprio takes it to have.
+    let install = |who: &str| InstallScheduleRequest {
+        other_traffic: who.into(),
+        ..open_all("udp", 1_000_000_000)
+    };
+    for (who, code, why) in [
+        ("taprio", Code::FailedPrecondition, "lo: it has 1 transmit queue(s)"),
+        ("taprio-offload", Code::FailedPrecondition, "lo has no clock of its own"),
+        ("htb", Code::InvalidArgument, "known are port, taprio, taprio-offload, auto"),
+    ] {
+        let refused = client.install_schedule(install(who)).await.expect_err("refused");
+        assert_eq!(refused.code(), code);
+        assert!(refused.message().contains(why), "{}", refused.message());
+        let link = link(&mut client).await;
+        assert!(link.operational.is_none() && link.pending.is_none(), "{link:?}");
+    }
+    client.install_schedule(install("auto")).await.expect("taken");
+    let told = link(&mut client).await;
+    assert_eq!((told.other_traffic.as_str(), told.other_traffic_by.as_str()), ("auto", ""));
+    assert!(told.other_traffic_problem.contains("1 transmit queue"), "{told:?}");
+    assert_eq!(told.interface, "lo");
+    let remove = RemoveScheduleRequest {
+        datapath: "udp".into(),
+    };
+    client.remove_schedule(remove).await.expect("removed");
+    let told = link(&mut client).await;
+    assert_eq!((told.other_traffic.as_str(), told.other_traffic_problem.as_str()), ("", ""));
+}
+
 /// All gates, in cycles of so many nanoseconds.
 fn open_all(datapath: &str, cycle_ns: u32) -> InstallScheduleRequest {
     InstallScheduleRequest {

@@ -3,6 +3,7 @@
 //! Gates are a function of time, so the control thread's copy says what a lane does without asking it. A link
 //! with a schedule has one queue: one lane carries its datapath, and serves whoever sends by it (decision 12).
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -130,6 +131,21 @@ pub enum ScheduleError {
 }
 
 impl RuntimeHandle {
+    /// Whether a schedule would be installed, as everything is now.
+    ///
+    /// # Errors
+    /// [`Stopped`]; inside, [`ScheduleError`].
+    pub fn check_schedule(
+        &self,
+        schedule: LinkSchedule,
+    ) -> Result<Result<(), ScheduleError>, Stopped> {
+        let check = self.ask(move |c| {
+            c.validate(&schedule, Origin::Asked)?;
+            Ok(c.check_of_schedule(schedule))
+        })?;
+        Ok(check.and_then(|check| Ok(check.run()?)))
+    }
+
     /// Installs a schedule on the link of a datapath, by the rules of IEEE 802.1Q-2022, clause 8.6.9.3: the
     /// instant at which it begins.
     ///
@@ -327,6 +343,13 @@ impl Control {
         lanes.filter_map(move |(at, lane)| Some((at, lane.port_of(kind)?)))
     }
 
+    /// The address that a datapath sends from.
+    fn address_of(&self, kind: DatapathKind) -> Option<IpAddr> {
+        let mut ports = self.carriers(kind);
+        let (lane, port) = ports.next()?;
+        Some(self.lanes[lane].ports[port].local.ip())
+    }
+
     /// The other datapaths that send from an address of this one.
     fn on_same_link(&self, kind: DatapathKind) -> Vec<DatapathKind> {
         let addresses = |kind: DatapathKind| {
@@ -392,6 +415,7 @@ impl Control {
         let mut all = Vec::new();
         for (kind, _) in &self.datapaths {
             let beside = self.on_same_link(*kind);
+            let address = self.address_of(*kind);
             let ports = self.lanes.iter().flat_map(|lane| &lane.ports);
             let counters: Vec<_> = ports
                 .filter(|port| port.kind == *kind)
@@ -419,6 +443,7 @@ impl Control {
                 datapath: kind.to_string(),
                 rate_bps: of_link.map_or(0, |asked| asked.rate_bps),
                 beside: beside.iter().map(ToString::to_string).collect(),
+                address,
                 vlan: of_link.is_some_and(|asked| asked.vlan),
                 priorities: oper.map_or_else(ClassTable::default, |asked| asked.classes),
                 operational: gates.as_ref().and_then(|g| find(g.oper.as_ref()?)),
@@ -426,6 +451,7 @@ impl Control {
                     let (list, begins) = g.pending.as_ref()?;
                     Some((find(list)?, (*begins)?))
                 }),
+                running: oper.cloned(),
                 latest: pending.or(oper).cloned(),
                 cycle: gates.as_ref().and_then(|g| g.cycle),
                 changes: gates.as_ref().map_or(0, |g| g.config_changes),

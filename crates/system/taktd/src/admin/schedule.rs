@@ -1,6 +1,6 @@
 //! Schedules as messages of the admin API.
 
-use takt_runtime::config::LinkSchedule;
+use takt_runtime::config::{LinkSchedule, OtherTraffic};
 use takt_runtime::counters::DepartureReading;
 use takt_runtime::status::ScheduleStatus;
 use takt_schedule::check::Severity;
@@ -89,7 +89,15 @@ pub fn from_request(request: proto::InstallScheduleRequest) -> Result<LinkSchedu
             ));
         }
     };
+    let other_traffic = match request.other_traffic.as_str() {
+        "" => OtherTraffic::default(),
+        name => OtherTraffic::named(name).ok_or_else(|| {
+            let known = OtherTraffic::NAMES.map(|(name, _)| name).join(", ");
+            format!("other_traffic: {name:?}: known are {known}")
+        })?,
+    };
     Ok(LinkSchedule {
+        other_traffic,
         datapath: request.datapath,
         schedule: from_message(message)?,
         rate_bps: request.link_rate_bps,
@@ -106,6 +114,7 @@ impl From<&LinkSchedule> for proto::InstallScheduleRequest {
             link_rate_bps: asked.rate_bps,
             vlan: asked.vlan,
             classes: asked.classes.numbers().map(u32::from).to_vec(),
+            other_traffic: asked.other_traffic.name().into(),
         }
     }
 }
@@ -194,7 +203,13 @@ fn warnings(asked: &LinkSchedule) -> Vec<String> {
 impl From<ScheduleStatus> for proto::LinkSchedule {
     fn from(status: ScheduleStatus) -> Self {
         let pending = status.pending.as_ref();
+        let of_link = status.running.as_ref().or(status.latest.as_ref());
+        let other_traffic = of_link.map(|asked| asked.other_traffic);
         Self {
+            other_traffic: other_traffic.map_or_else(String::new, |wanted| wanted.name().into()),
+            other_traffic_by: String::new(),
+            interface: String::new(),
+            other_traffic_problem: String::new(),
             warnings: status.latest.as_ref().map_or_else(Vec::new, warnings),
             datapath: status.datapath,
             link_rate_bps: status.rate_bps,

@@ -32,7 +32,8 @@ use super::proto::{
 use super::socket::{self, SocketError};
 use super::{capture, incoming, listener, network, schedule, watch as pictures};
 use crate::config::value::PeerAddress;
-use crate::node::{Node, NodeKeyError, ReloadError, SetListenerError};
+use crate::node::{InstallError, Node, NodeKeyError, ReloadError, SetListenerError};
+use crate::other_traffic::By;
 
 /// Periods of `Watch`, milliseconds.
 const PERIODS: std::ops::RangeInclusive<u32> = 100..=60_000;
@@ -94,6 +95,16 @@ struct Service {
 }
 
 impl Service {
+    /// Does something with the node that waits, without holding up other calls.
+    async fn blocking<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Node) -> R + Send + 'static,
+    ) -> Result<R, Status> {
+        let node = self.node.clone();
+        let done = tokio::task::spawn_blocking(move || job(&node)).await;
+        done.map_err(|_| unavailable())
+    }
+
     /// Writes down which schedules there are, for the next start.
     async fn keep_schedules(&self) -> Result<(), Status> {
         let node = self.node.clone();
@@ -467,7 +478,19 @@ impl Admin for Service {
         &self,
         _: Request<ListSchedulesRequest>,
     ) -> Result<Response<ListSchedulesResponse>, Status> {
-        let links = messages(self.ask(RuntimeHandle::schedules).await?);
+        let mut links: Vec<super::proto::LinkSchedule> =
+            messages(self.ask(RuntimeHandle::schedules).await?);
+        let links = self
+            .blocking(move |node| {
+                for link in &mut links {
+                    let told = node.other_traffic(&link.datapath);
+                    link.interface = told.interface;
+                    link.other_traffic_by = told.by.map_or("", By::name).into();
+                    link.other_traffic_problem = told.problem;
+                }
+                links
+            })
+            .await?;
         let kept = self.ask(RuntimeHandle::kept_schedules).await?.into_iter();
         let kept = kept.map(|kept| kept.asked);
         let absent = schedule::absent(&links, kept, self.node.settings().runtime.schedules);
@@ -481,10 +504,13 @@ impl Admin for Service {
         let asked =
             schedule::from_request(request.into_inner()).map_err(Status::invalid_argument)?;
         let begins = self
-            .ask(move |handle| handle.install_schedule(asked))
+            .blocking(move |node| node.install_schedule(asked))
             .await?
+            .map_err(|Stopped| unavailable())?
             .map_err(|error| match error {
-                ScheduleError::Clock(_) => Status::failed_precondition(error.to_string()),
+                InstallError::Schedule(ScheduleError::Clock(_)) | InstallError::OtherTraffic(_) => {
+                    Status::failed_precondition(error.to_string())
+                }
                 _ => Status::invalid_argument(error.to_string()),
             })?;
         let begins_ns = begins.as_nanos();
@@ -498,8 +524,9 @@ impl Admin for Service {
     ) -> Result<Response<RemoveScheduleResponse>, Status> {
         let datapath = request.into_inner().datapath;
         let removed = self
-            .ask(move |handle| handle.remove_schedule(datapath))
-            .await?;
+            .blocking(move |node| node.remove_schedule(datapath))
+            .await?
+            .map_err(|Stopped| unavailable())?;
         self.keep_schedules().await?;
         Ok(Response::new(RemoveScheduleResponse { removed }))
     }

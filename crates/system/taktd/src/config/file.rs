@@ -9,7 +9,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use takt_datapath::plugin::Options;
-use takt_runtime::config::{DEFAULT_PORT, SchedulingClass};
+use takt_runtime::config::{DEFAULT_PORT, OtherTraffic, SchedulingClass};
 use takt_runtime::peering::AcceptNet;
 use takt_runtime::peering::keys::{PublicKey, REKEY};
 use takt_session::place::Socket;
@@ -395,6 +395,9 @@ pub struct Schedule {
     /// The port inserts a VLAN tag.
     #[serde(default)]
     pub vlan: bool,
+    /// Who keeps what others send by the link's interface.
+    #[serde(default)]
+    pub other_traffic: Written<OtherTraffic>,
 }
 
 impl Schedule {

@@ -30,6 +30,7 @@ pub fn read(file: &File, document: &Document<'_>) -> Result<Vec<LinkSchedule>, B
                 let schedule = LinkSchedule {
                     vlan: section.vlan,
                     classes,
+                    other_traffic: section.other_traffic.0,
                     ..LinkSchedule::new(&section.datapath, schedule, section.rate)
                 };
                 let selection = &schedule.schedule.selection;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use takt_clock::chrony::Address;
-use takt_runtime::config::{Idle, SchedulingClass};
+use takt_runtime::config::{Idle, OtherTraffic, SchedulingClass};
 use takt_session::place::Socket;
 use takt_wire::ethernet::MacAddress;
 use takt_wire::vxlan::NetworkId;
@@ -1200,7 +1200,7 @@ fn schedules_are_read_from_their_files_and_what_is_not_done_is_refused_by_name()
              queues 1@0 1@1 base-time 0 sched-entry S 01 500000 sched-entry S 02 500000 clockid CLOCK_TAI {more}"
         )
     };
-    let settings = load(&taprio(""), "rate = 5_000_000\nvlan = true\n").expect("good");
+    let settings = load(&taprio(""), "rate = 5_000_000\nvlan = true\nother_traffic = \"auto\"\n").expect("good");
     assert_eq!(settings.state.as_deref(), Some(Path::new("/s")));
     let [schedule] = &settings.runtime.schedules[..] else {
         panic!("{:?}", settings.runtime.schedules);
@@ -1210,6 +1210,9 @@ fn schedules_are_read_from_their_files_and_what_is_not_done_is_refused_by_name()
         ("udp", 5_000_000)
     );
     assert!(schedule.vlan);
+    assert_eq!(schedule.other_traffic, OtherTraffic::Auto);
+    let refused = load(&taprio(""), "other_traffic = \"htb\"\n").expect_err("no such");
+    assert!(refused.contains("\"taprio-offload\""), "{refused}");
     assert_eq!(schedule.classes.numbers(), [0, 0, 1, 1, 0, 0, 0, 1]);
     assert_eq!(schedule.schedule.cycle_time_ns, 1_000_000);
     // Class 1 is open in the second half of each millisecond.

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use bytesize::ByteSize;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use takt_clock::chrony;
-use takt_runtime::config::{DEFAULT_PORT, SchedulingClass};
+use takt_runtime::config::{DEFAULT_PORT, OtherTraffic, SchedulingClass};
 use takt_runtime::peering::AcceptNet;
 use takt_runtime::peering::keys::PublicKey;
 use takt_wire::ethernet::MacAddress;
@@ -164,6 +164,14 @@ impl FromText for Asked<chrony::Address> {
                 Some(Self(Some(chrony::Address::Udp(address))))
             }
         }
+    }
+}
+
+impl FromText for OtherTraffic {
+    const FORM: &'static str = "one of \"port\", \"taprio\", \"taprio-offload\" and \"auto\"";
+
+    fn from_text(text: &str) -> Option<Self> {
+        Self::named(text)
     }
 }
 

@@ -25,7 +25,14 @@ document is not done, such as preemption (`fp`) or offload (`flags`), is refused
 
 A schedule with `require-sync` is refused on a clock that is not known to be that good: `takt clock`.
 
+--other-traffic says who keeps what others send by the link's interface in best effort's windows:
+  port            `takt uplink` and `takt veth attach --all`, what they take; the rest is beside
+  taprio          the kernel's taprio, in software; refused where it cannot
+  taprio-offload  the gates of the device, whose clock must be CLOCK_TAI; refused where it cannot
+  auto            the device, or else the kernel, or else as `port`
+
 Examples:
+  takt schedule install eth0.toml --datapath udp --rate 1gbit --other-traffic taprio
   takt schedule install eth0.toml --datapath xdp --rate 1gbit
   takt schedule convert eth0.sh --to toml | takt schedule install - --datapath udp";
 
@@ -40,6 +47,9 @@ pub struct Install {
     /// Datapath whose link it is, see `takt status`
     #[arg(long, value_name = "NAME")]
     datapath: String,
+    /// Who keeps what others send by the link's interface
+    #[arg(long, value_name = "WHO", default_value = "port", value_parser = ["port", "taprio", "taprio-offload", "auto"])]
+    other_traffic: String,
     #[command(flatten)]
     daemon: Daemon,
     #[command(flatten)]
@@ -98,15 +108,14 @@ impl Install {
     pub fn run(self) -> Result<(), Failure> {
         let source = self.one.read()?;
         source.tell_lost();
-        let link = (self.link.rate_bps(), self.link.vlan);
         let datapath = self.datapath;
-        let begins_ns = install(
-            &self.daemon,
-            &source.name,
-            &source.document,
-            &datapath,
-            link,
-        )?;
+        let place = Place {
+            datapath: &datapath,
+            rate_bps: self.link.rate_bps(),
+            vlan: self.link.vlan,
+            other_traffic: &self.other_traffic,
+        };
+        let begins_ns = install(&self.daemon, &source.name, &source.document, &place)?;
         for finding in
             takt_schedule::check(&source.document.schedule, &source.port_at(&self.link), None)
         {
@@ -124,22 +133,32 @@ impl Install {
     }
 }
 
-/// Installs a document, called `name` in messages, on the link of a datapath with a rate in bits per second and, or not, a tag
-/// that the port inserts; when it begins.
+/// Where a schedule is installed.
+pub struct Place<'p> {
+    pub datapath: &'p str,
+    /// The link's, bits per second.
+    pub rate_bps: u64,
+    /// The port inserts a tag.
+    pub vlan: bool,
+    /// Who keeps what others send by its interface.
+    pub other_traffic: &'p str,
+}
+
+/// Installs a document, called `name` in messages; when it begins.
 pub fn install(
     daemon: &Daemon,
     name: &str,
     document: &Document,
-    datapath: &str,
-    (link_rate_bps, vlan): (u64, bool),
+    place: &Place<'_>,
 ) -> Result<i64, Failure> {
     let classes = document.installable();
     let classes = classes.map_err(|refused| not_done(name, &refused))?;
     let request = InstallScheduleRequest {
-        datapath: datapath.to_owned(),
+        datapath: place.datapath.to_owned(),
         schedule: Some((&document.schedule).into()),
-        link_rate_bps,
-        vlan,
+        link_rate_bps: place.rate_bps,
+        vlan: place.vlan,
+        other_traffic: place.other_traffic.to_owned(),
         classes: classes.numbers().map(u32::from).to_vec(),
     };
     daemon.ask(async |mut client| {
@@ -387,11 +406,35 @@ fn enforced(link: &LinkSchedule, taken: &[Taken]) -> String {
         true => "what",
         false => "what else",
     };
+    let rest = format!(
+        "{rest} leaves the same interface by the kernel's own sockets and forwarding{beside}"
+    );
+    let rest = match link.other_traffic_by.as_str() {
+        "" => format!("  not kept for: {rest}\n"),
+        by => format!(
+            "  and for: {rest} (the kernel's taprio on {}, {})\n",
+            link.interface,
+            where_gates_are(by)
+        ),
+    };
+    let problem = match link.other_traffic_problem.as_str() {
+        "" => String::new(),
+        problem => format!(
+            "  warning: other traffic, {}: {problem}\n",
+            link.other_traffic
+        ),
+    };
     format!(
-        "  kept for: everything that applications send by {} of this runtime\n{taken}  \
-         not kept for: {rest} leaves the same interface by the kernel's own sockets and forwarding{beside}\n{table}",
+        "  kept for: everything that applications send by {} of this runtime\n{taken}{rest}{problem}{table}",
         link.datapath
     )
+}
+
+fn where_gates_are(by: &str) -> &'static str {
+    match by {
+        "taprio-offload" => "offloaded",
+        _ => "software",
+    }
 }
 
 fn row(class: &ClassDepartures) -> Vec<String> {

@@ -208,11 +208,13 @@ impl Synthesize {
         };
         let planned = &plan.ports[*port];
         let document = Document::from(schedule.clone());
-        let link = (
-            planned.link.rate_bps.map_or(0, |rate| rate.get()),
-            planned.link.framing != Framing::ETHERNET,
-        );
-        let begins_ns = node::install(&self.daemon, &planned.name(), &document, datapath, link)?;
+        let place = node::Place {
+            datapath,
+            rate_bps: planned.link.rate_bps.map_or(0, |rate| rate.get()),
+            vlan: planned.link.framing != Framing::ETHERNET,
+            other_traffic: "port",
+        };
+        let begins_ns = node::install(&self.daemon, &planned.name(), &document, &place)?;
         Ok(Some(node::when(&planned.name(), begins_ns, datapath)))
     }
 }
