@@ -24,6 +24,8 @@ const CYCLE: i64 = 100_000_000;
 const HALF: i64 = CYCLE / 2;
 /// What the kernel, and a timer of taprio, take for themselves.
 const BEHIND: i64 = 1_000_000;
+/// What all of the programs on the one slow processor may take from the daemon between its decision and its system call.
+const DAEMON_BEHIND: i64 = 10_000_000;
 
 fn main() {
     fs::create_dir_all("/run/takt").expect("a directory");
@@ -143,13 +145,13 @@ fn what_cannot_be_done_is_refused() {
     schedule("/run/never.toml", "[1, 2]", "[3]", "");
     let refused = refusal("/run/never.toml", "taprio");
     assert!(refused.contains("has no window"), "{refused}");
-    // The kernel's own words: it knows no such short entry.
+    // Longer than taprio's cycles can be (`INT_MAX` nanoseconds).
     fs::write(
-        "/run/short.toml",
-        "cycle-time = \"100ms\"\n[[entry]]\ngates = [0]\ninterval = \"99999990ns\"\n[[entry]]\ngates = [1]\ninterval = \"10ns\"\n",
+        "/run/long.toml",
+        "cycle-time = \"3s\"\n[[entry]]\ngates = [0]\ninterval = \"3s\"\n",
     )
     .expect("written");
-    let refused = refusal("/run/short.toml", "taprio");
+    let refused = refusal("/run/long.toml", "taprio");
     assert!(
         refused.contains("the kernel refuses the schedule"),
         "{refused}"
@@ -168,7 +170,7 @@ fn others_are_within(from: i64, to: i64) {
     sleep_until(now() + 2 * CYCLE);
     let left = wire.left(|_, destination, _| destination == PORT);
     assert!(left.len() >= sent * 9 / 10, "{} of {sent}", left.len());
-    within("others", &left, from, to);
+    within("others", &left, from, to, BEHIND);
     // They are sent at all times of the cycle, so those of the other half have waited.
     assert!(sent > 500, "{sent}");
 }
@@ -186,8 +188,8 @@ fn others_change_at(base: i64) {
         before.len(),
         after.len()
     );
-    within("others before the change", &before, HALF, CYCLE);
-    within("others after the change", &after, 0, HALF);
+    within("others before the change", &before, HALF, CYCLE, BEHIND);
+    within("others after the change", &after, 0, HALF, BEHIND);
 }
 
 fn the_runtimes_own_are_within(from: i64, to: i64) {
@@ -205,13 +207,13 @@ fn the_runtimes_own_are_within(from: i64, to: i64) {
     assert!(subscriber.wait().expect("an end").success());
     let left = wire.left(|source, _, class| (source, class) == (LANE, 5));
     assert!(left.len() >= 300, "{}", left.len());
-    within("the runtime's own, class 5", &left, from, to);
+    within("the runtime's own, class 5", &left, from, to, DAEMON_BEHIND);
 }
 
-fn within(what: &str, left: &[i64], from: i64, to: i64) {
+fn within(what: &str, left: &[i64], from: i64, to: i64, behind: i64) {
     let outside = left.iter().map(|at| at.rem_euclid(CYCLE));
     let outside: Vec<i64> = outside
-        .filter(|phase| !(from..to + BEHIND).contains(phase) && *phase + CYCLE >= to + BEHIND)
+        .filter(|phase| !(from..to + behind).contains(phase) && *phase + CYCLE >= to + behind)
         .collect();
     assert!(
         outside.is_empty(),

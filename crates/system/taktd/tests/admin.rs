@@ -860,7 +860,8 @@ async fn a_schedule_is_installed_told_and_removed_and_a_wrong_one_is_refused_by_
 }
 
 #[tokio::test]
-async fn a_schedule_whose_other_traffic_cannot_be_kept_is_refused_by_name_and_with_auto_taken_and_told() {
+async fn a_schedule_whose_other_traffic_cannot_be_kept_is_refused_by_name_and_with_auto_taken_and_told()
+ {
     let daemon = Daemon::start(LISTENER);
     let mut client = daemon.client().await;
     let link = async |client: &mut Client| {
@@ -873,27 +874,60 @@ async fn a_schedule_whose_other_traffic_cannot_be_kept_is_refused_by_name_and_wi
         ..open_all("udp", 1_000_000_000)
     };
     for (who, code, why) in [
-        ("taprio", Code::FailedPrecondition, "lo: it has 1 transmit queue(s)"),
-        ("taprio-offload", Code::FailedPrecondition, "lo has no clock of its own"),
-        ("htb", Code::InvalidArgument, "known are port, taprio, taprio-offload, auto"),
+        (
+            "taprio",
+            Code::FailedPrecondition,
+            "lo: it has 1 transmit queue(s)",
+        ),
+        (
+            "taprio-offload",
+            Code::FailedPrecondition,
+            "lo has no clock of its own",
+        ),
+        (
+            "htb",
+            Code::InvalidArgument,
+            "known are port, taprio, taprio-offload, auto",
+        ),
     ] {
-        let refused = client.install_schedule(install(who)).await.expect_err("refused");
+        let refused = client
+            .install_schedule(install(who))
+            .await
+            .expect_err("refused");
         assert_eq!(refused.code(), code);
         assert!(refused.message().contains(why), "{}", refused.message());
         let link = link(&mut client).await;
-        assert!(link.operational.is_none() && link.pending.is_none(), "{link:?}");
+        assert!(
+            link.operational.is_none() && link.pending.is_none(),
+            "{link:?}"
+        );
     }
-    client.install_schedule(install("auto")).await.expect("taken");
+    client
+        .install_schedule(install("auto"))
+        .await
+        .expect("taken");
     let told = link(&mut client).await;
-    assert_eq!((told.other_traffic.as_str(), told.other_traffic_by.as_str()), ("auto", ""));
-    assert!(told.other_traffic_problem.contains("1 transmit queue"), "{told:?}");
+    assert_eq!(
+        (told.other_traffic.as_str(), told.other_traffic_by.as_str()),
+        ("auto", "")
+    );
+    assert!(
+        told.other_traffic_problem.contains("1 transmit queue"),
+        "{told:?}"
+    );
     assert_eq!(told.interface, "lo");
     let remove = RemoveScheduleRequest {
         datapath: "udp".into(),
     };
     client.remove_schedule(remove).await.expect("removed");
     let told = link(&mut client).await;
-    assert_eq!((told.other_traffic.as_str(), told.other_traffic_problem.as_str()), ("", ""));
+    assert_eq!(
+        (
+            told.other_traffic.as_str(),
+            told.other_traffic_problem.as_str()
+        ),
+        ("", "")
+    );
 }
 
 /// All gates, in cycles of so many nanoseconds.

@@ -404,7 +404,10 @@ fn taprio_is_put_where_the_kernel_has_it_and_nothing_of_others_is_touched() {
     let _inside = host.enter().expect("enter the host");
     let many = attached(address("10.77.0.1")).expect("an answer");
     let many = many.expect("the interface");
-    assert_eq!((many.name.as_str(), many.mtu, many.queues), ("many", 1500, 4));
+    assert_eq!(
+        (many.name.as_str(), many.mtu, many.queues),
+        ("many", 1500, 4)
+    );
     assert_eq!(attached(address("10.77.0.9")).expect("an answer"), None);
     let taprio = Taprio {
         base_time: takt_time::TaiTime::from_nanos(0),
@@ -413,10 +416,15 @@ fn taprio_is_put_where_the_kernel_has_it_and_nothing_of_others_is_touched() {
         queues: 4,
         offload: false,
     };
-    let single = Taprio { queues: 1, ..taprio.clone() };
+    let single = Taprio {
+        queues: 1,
+        ..taprio.clone()
+    };
     assert!(matches!(single.program(&many), Err(TaprioError::Queues(1))));
     match taprio.program(&many) {
-        Err(TaprioError::Absent) => assert_eq!(root(many.ifindex).expect("an answer"), Root::Default),
+        Err(TaprioError::Absent) => {
+            assert_eq!(root(many.ifindex).expect("an answer"), Root::Default)
+        }
         programmed => {
             programmed.expect("programmed");
             assert_eq!(root(many.ifindex).expect("an answer"), Root::Own);
@@ -428,7 +436,10 @@ fn taprio_is_put_where_the_kernel_has_it_and_nothing_of_others_is_touched() {
     let foreign = Root::Foreign("pfifo 5:".into());
     assert_eq!(root(many.ifindex).expect("an answer"), foreign);
     let refused = taprio.program(&many).expect_err("somebody else's");
-    assert!(refused.to_string().contains("tc qdisc del dev many root"), "{refused}");
+    assert!(
+        refused.to_string().contains("tc qdisc del dev many root"),
+        "{refused}"
+    );
     assert!(!many.release().expect("nothing of ours"));
     assert_eq!(root(many.ifindex).expect("an answer"), foreign);
 }

@@ -1200,7 +1200,11 @@ fn schedules_are_read_from_their_files_and_what_is_not_done_is_refused_by_name()
              queues 1@0 1@1 base-time 0 sched-entry S 01 500000 sched-entry S 02 500000 clockid CLOCK_TAI {more}"
         )
     };
-    let settings = load(&taprio(""), "rate = 5_000_000\nvlan = true\nother_traffic = \"auto\"\n").expect("good");
+    let settings = load(
+        &taprio(""),
+        "rate = 5_000_000\nvlan = true\nother_traffic = \"auto\"\n",
+    )
+    .expect("good");
     assert_eq!(settings.state.as_deref(), Some(Path::new("/s")));
     let [schedule] = &settings.runtime.schedules[..] else {
         panic!("{:?}", settings.runtime.schedules);
