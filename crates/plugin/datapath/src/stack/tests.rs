@@ -394,7 +394,7 @@ fn taprio_is_put_where_the_kernel_has_it_and_nothing_of_others_is_touched() {
         host,
         "link add many numtxqueues 4 numrxqueues 4 type veth peer name far numtxqueues 4 numrxqueues 4",
     );
-    ip(host, "address add 10.77.0.1/24 dev many");
+    ip(host, "address add 10.99.0.1/24 dev many");
     ip(host, "link set many up");
     let tc = |arguments: &str| {
         let mut command = host.command("tc").expect("enter the host");
@@ -402,13 +402,13 @@ fn taprio_is_put_where_the_kernel_has_it_and_nothing_of_others_is_touched() {
         assert!(done.expect("run tc").success(), "{arguments}");
     };
     let _inside = host.enter().expect("enter the host");
-    let many = attached(address("10.77.0.1")).expect("an answer");
+    let many = attached(address("10.99.0.1")).expect("an answer");
     let many = many.expect("the interface");
     assert_eq!(
         (many.name.as_str(), many.mtu, many.queues),
         ("many", 1500, 4)
     );
-    assert_eq!(attached(address("10.77.0.9")).expect("an answer"), None);
+    assert_eq!(attached(address("10.99.0.9")).expect("an answer"), None);
     let taprio = Taprio {
         base_time: takt_time::TaiTime::from_nanos(0),
         others: vec![(true, 1_000_000), (false, 1_000_000)],
