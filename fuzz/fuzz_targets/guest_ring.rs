@@ -21,7 +21,9 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
     let all: Vec<u8> = content.iter().copied().cycle().take(MEMORY).collect();
-    memory.write_slice(&all, GuestAddress(0)).expect("all of it");
+    memory
+        .write_slice(&all, GuestAddress(0))
+        .expect("all of it");
     let memory = Memory::new(memory);
     let ring = VringRwLock::new(memory.clone(), 1024).expect("a ring");
     let place = |at: usize| u64::from(u16::from_le_bytes([head[at], head[at + 1]]));

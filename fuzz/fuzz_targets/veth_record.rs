@@ -26,7 +26,10 @@ fuzz_target!(|bytes: &[u8]| {
     let mut frame = record.frame.to_vec();
     let before = Summary::of(&frame, &endpoint);
     if let Ok(summary) = &before {
-        assert_eq!(Towards::of(&frame).map(|towards| towards.station), Some(summary.towards.station));
+        assert_eq!(
+            Towards::of(&frame).map(|towards| towards.station),
+            Some(summary.towards.station)
+        );
         assert_eq!(frame[6..12], endpoint.mac);
         assert!(frame.len() <= 14 + 1450);
     }
