@@ -53,6 +53,7 @@ func (w *World) planKeys(p *Plan, specs map[string]*network.TaktNodeSpec) {
 			continue
 		}
 		now := had.DeepCopy()
+		now.Began, now.Since = w.past(now.Began), w.past(now.Since)
 		w.goOn(member, spec, now)
 		if now.State != had.State {
 			now.Since = w.second()
@@ -79,7 +80,7 @@ func (w *World) planKeys(p *Plan, specs map[string]*network.TaktNodeSpec) {
 		return
 	}
 	next := slices.MinFunc(due, func(a, b *network.TaktNode) int {
-		return cmp.Or(w.turn(a)-w.turn(b), a.Status.Runtime.KeySince.Compare(b.Status.Runtime.KeySince.Time), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(w.turn(a)-w.turn(b), w.keySince(a).Compare(w.keySince(b)), cmp.Compare(a.Name, b.Name))
 	})
 	why, spec := w.due(next, specs[next.Name]), specs[next.Name]
 	spec.KeyRotation = &network.KeyRotation{State: network.Preparing, Began: w.second(), Since: w.second(), Asked: asked(next), From: next.Status.Runtime.Key}
@@ -95,6 +96,19 @@ func (w *World) turn(member *network.TaktNode) int {
 		return 2
 	}
 	return 1
+}
+
+// past is an instant that was written by a clock that may have been ahead of this one: it is not waited for.
+func (w *World) past(at metav1.Time) metav1.Time {
+	if at.After(w.Now) {
+		return w.second()
+	}
+	return at
+}
+
+// keySince is since when a node is seen with its key, as its clock said.
+func (w *World) keySince(member *network.TaktNode) time.Time {
+	return w.past(*member.Status.Runtime.KeySince).Time
 }
 
 func latest(a, b time.Time) time.Time {
@@ -136,7 +150,7 @@ func (w *World) due(member *network.TaktNode, spec *network.TaktNodeSpec) string
 	if why := w.asks(member); why != "" {
 		return why
 	}
-	if w.KeyRotation <= 0 || w.Now.Sub(runtime.KeySince.Time) < w.KeyRotation {
+	if w.KeyRotation <= 0 || w.Now.Sub(w.keySince(member)) < w.KeyRotation {
 		return ""
 	}
 	// Whatever a node says of its key's age, it has its turn as often as the others.
@@ -144,7 +158,7 @@ func (w *World) due(member *network.TaktNode, spec *network.TaktNodeSpec) string
 	if had != nil && had.State == network.GivenUp {
 		pause = min(pause, keyRetry)
 	}
-	if had != nil && w.Now.Sub(had.Since.Time) < pause {
+	if had != nil && w.Now.Sub(w.past(had.Since).Time) < pause {
 		return ""
 	}
 	return fmt.Sprintf("it has been the same since %s, and keys become %v old", runtime.KeySince.UTC().Format(time.RFC3339), w.KeyRotation)

@@ -171,6 +171,36 @@ func TestAChangeThatIsGivenUpNamesForWhomItWaitedAndHoldsUpNoOther(t *testing.T)
 	w.until(t, "node-1", network.Rotated)
 }
 
+// The controller of before had a clock that was ahead, and so had the node.
+func TestAClockThatWasAheadHoldsUpNoChange(t *testing.T) {
+	for state, ends := range map[string]string{network.Preparing: network.GivenUp, network.Rotated: network.Rotated, network.GivenUp: network.GivenUp} {
+		w := keyed("node-1", "node-2")
+		ahead := metav1.NewTime(w.Now.Add(1000 * time.Hour))
+		one := w.of("node-1")
+		one.Status.Runtime.KeySince = &ahead
+		one.Spec.KeyRotation = &network.KeyRotation{State: state, Began: ahead, Since: ahead, From: "key-of-node-1"}
+		w.until(t, "node-1", ends, "node-1", "node-2")
+		if r := one.Spec.KeyRotation; r.Began.After(w.Now) || r.Since.After(w.Now) {
+			t.Errorf("%s: %+v is to come", state, r)
+		}
+		w.Now = w.Now.Add(time.Minute)
+		w.of("node-2").Annotations = map[string]string{network.RotateKey: "2026-01-31T12:00:00Z"}
+		w.until(t, "node-2", network.Rotated)
+		one.Annotations = map[string]string{network.RotateKey: "2026-01-31T12:00:00Z"}
+		w.until(t, "node-1", network.Rotated)
+	}
+	// It steps back in the middle of a change, which is given up in time.
+	w := keyed("node-1", "node-2")
+	w.Now = w.Now.Add(2 * time.Hour)
+	w.until(t, "node-1", network.Preparing, "node-1")
+	w.Now = w.Now.Add(-time.Hour)
+	began := w.Now
+	w.until(t, "node-1", network.GivenUp, "node-1")
+	if took := w.Now.Sub(began); took > keyPatience+2*time.Second {
+		t.Errorf("it is given up after %v", took)
+	}
+}
+
 // One that claims that its key is old, and some that cannot make another one.
 func TestNoNodeTakesTheTurnOfOthers(t *testing.T) {
 	w := keyed("liar", "node-1", "node-2", "node-3", "node-4", "node-5", "node-6", "node-7", "node-8")

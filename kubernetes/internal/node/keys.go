@@ -99,12 +99,13 @@ func (m *member) allKnow(ctx context.Context, rotation *network.KeyRotation) err
 	return nil
 }
 
-// keySince is since when the runtime is seen with its key; nothing if it has none.
+// keySince is since when the runtime is seen with its key; nothing if it has none. An instant that has yet to come is of a clock that
+// was ahead.
 func keySince(before, runtime *network.Runtime, now time.Time) *metav1.Time {
 	if runtime.Key == "" {
 		return nil
 	}
-	if before != nil && before.Key == runtime.Key && before.KeySince != nil {
+	if before != nil && before.Key == runtime.Key && before.KeySince != nil && !before.KeySince.After(now) {
 		return before.KeySince
 	}
 	since := metav1.NewTime(now.Truncate(time.Second))

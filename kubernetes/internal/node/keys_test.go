@@ -379,6 +379,21 @@ func TestANodeThatWasAwayLearnsTheKeyThatAnotherOneHasTakenMeanwhile(t *testing.
 	p.rotates("node-1", network.Rotated, func() {})
 }
 
+func TestSinceWhenANodeHasItsKeyIsNoInstantToCome(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	for _, tc := range []struct {
+		before string
+		had    time.Duration
+		wanted time.Duration
+	}{{"key", -time.Hour, -time.Hour}, {"key", time.Hour, 0}, {"another", -time.Hour, 0}} {
+		had := metav1.NewTime(now.Add(tc.had))
+		got := keySince(&network.Runtime{Key: tc.before, KeySince: &had}, &network.Runtime{Key: "key"}, now)
+		if got == nil || !got.Time.Equal(now.Add(tc.wanted)) {
+			t.Errorf("%+v: %v", tc, got)
+		}
+	}
+}
+
 func TestANodesConditionSaysHowTheChangeOfItsKeyStands(t *testing.T) {
 	at := metav1.NewTime(time.Unix(1_800_000_000, 0))
 	self := bare(nodeName, true)
