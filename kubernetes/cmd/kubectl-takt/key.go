@@ -67,9 +67,8 @@ func keyOf(node *network.TaktNode) nodeKey {
 	if rotation != nil {
 		one.State, one.StateSince, one.Message = rotation.State, &rotation.Since, rotation.Message
 	}
-	if at, err := time.Parse(time.RFC3339, node.Annotations[network.RotateKey]); err == nil && !rotation.GoesOn() && (rotation == nil || rotation.Asked == nil || !rotation.Asked.Time.Equal(at)) {
-		since := metav1.NewTime(at)
-		one.State, one.StateSince, one.Message = asked, &since, ""
+	if at, _ := node.KeyAsked(); at != nil && !rotation.GoesOn() && !node.KeyTried() {
+		one.State, one.StateSince, one.Message = asked, at, ""
 	}
 	return one
 }

@@ -83,14 +83,19 @@ func (w *World) planKeys(p *Plan, specs map[string]*network.TaktNodeSpec) {
 		return cmp.Or(w.turn(a)-w.turn(b), w.keySince(a).Compare(w.keySince(b)), cmp.Compare(a.Name, b.Name))
 	})
 	why, spec := w.due(next, specs[next.Name]), specs[next.Name]
-	spec.KeyRotation = &network.KeyRotation{State: network.Preparing, Began: w.second(), Since: w.second(), Asked: asked(next), From: next.Status.Runtime.Key}
+	asked, _ := next.RotateKeyAt()
+	// A key that was made before may be known to whom the present one is: it is asked for as long as the node has no fresh one.
+	if w.asks(next) != "" && next.Status.Runtime.NextKey != "" {
+		asked, why = nil, why+", first to the next key that is there already, then to a fresh one"
+	}
+	spec.KeyRotation = &network.KeyRotation{State: network.Preparing, Began: w.second(), Since: w.second(), Asked: asked, From: next.Status.Runtime.Key}
 	p.Events = append(p.Events, Event{About: next, Reason: reasonKeyStarted, Message: "the node's key is being changed: " + why})
 }
 
 // turn is 0 of a node that is asked for, 2 of one whose last change was given up: those that fail for ever take no other's turn.
 func (w *World) turn(member *network.TaktNode) int {
 	switch had := member.Spec.KeyRotation; {
-	case w.asks(member) != "":
+	case w.asks(member) != "" && !member.KeyTried():
 		return 0
 	case had != nil && had.State == network.GivenUp:
 		return 2
@@ -121,20 +126,10 @@ func latest(a, b time.Time) time.Time {
 // second is the time as the API server keeps it.
 func (w *World) second() metav1.Time { return metav1.NewTime(w.Now.Truncate(time.Second)) }
 
-// asked is what the annotation says; nothing if there is none, or no instant.
-func asked(member *network.TaktNode) *metav1.Time {
-	at, err := time.Parse(time.RFC3339, member.Annotations[network.RotateKey])
-	if err != nil {
-		return nil
-	}
-	found := metav1.NewTime(at.Truncate(time.Second))
-	return &found
-}
-
 // asks says that the annotation asks for a change that has not begun; empty: it does not.
 func (w *World) asks(member *network.TaktNode) string {
-	at := asked(member)
-	if at == nil || member.Spec.KeyRotation != nil && at.Equal(member.Spec.KeyRotation.Asked) {
+	at, _ := member.KeyAsked()
+	if at == nil {
 		return ""
 	}
 	return "it was asked for at " + at.UTC().Format(time.RFC3339)
@@ -148,6 +143,9 @@ func (w *World) due(member *network.TaktNode, spec *network.TaktNodeSpec) string
 		return ""
 	}
 	if why := w.asks(member); why != "" {
+		if member.KeyTried() && w.Now.Sub(w.past(had.Since).Time) < keyRetry {
+			return ""
+		}
 		return why
 	}
 	if w.KeyRotation <= 0 || w.Now.Sub(w.keySince(member)) < w.KeyRotation {

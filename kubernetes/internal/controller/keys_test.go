@@ -47,7 +47,12 @@ func (w *World) agents(without ...string) {
 		if r.GoesOn() && r.From == runtime.Key {
 			switch r.State {
 			case network.Preparing:
-				runtime.NextKey = "next-of-" + member.Name
+				if runtime.NextKey == "" {
+					runtime.NextKey = "next-of-" + member.Name
+					if runtime.Key == runtime.NextKey {
+						runtime.NextKey = "fresh-of-" + member.Name
+					}
+				}
 			case network.Switching:
 				runtime.Key, runtime.NextKey = r.To, ""
 				since := metav1.NewTime(w.Now)
@@ -140,6 +145,49 @@ func TestAKeyIsChangedWhenItIsAskedForAndOnce(t *testing.T) {
 	w.next()
 	if !w.of("node-2").Spec.KeyRotation.GoesOn() || w.of("node-1").Spec.KeyRotation != nil {
 		t.Error("it is not changed again")
+	}
+}
+
+// A key that waits since a change was given up may have been read together with the node's own.
+func TestAChangeThatIsAskedForEndsWithAKeyThatWasMadeAfterwards(t *testing.T) {
+	w := keyed("node-1", "node-2", "node-3")
+	w.Now = w.Now.Add(65 * time.Minute)
+	w.until(t, "node-1", network.GivenUp, "node-3")
+	one := w.of("node-1")
+	if one.Status.Runtime.NextKey != "next-of-node-1" {
+		t.Fatalf("no key waits: %+v", one.Status.Runtime)
+	}
+	w.KeyRotation = 0
+	one.Annotations = map[string]string{network.RotateKey: w.Now.Add(time.Second).UTC().Format(time.RFC3339Nano)}
+	w.Now = w.Now.Add(2 * time.Second)
+	// It is begun at once, and is not what others wait for when it fails.
+	began := w.Now
+	w.until(t, "node-1", network.Preparing, "node-3")
+	if w.Now.Sub(began) > time.Minute {
+		t.Errorf("it begins after %v", w.Now.Sub(began))
+	}
+	w.until(t, "node-1", network.GivenUp, "node-3")
+	began = w.Now
+	w.of("node-2").Annotations = map[string]string{network.RotateKey: w.Now.UTC().Format(time.RFC3339)}
+	w.until(t, "node-2", network.Preparing)
+	if w.Now.Sub(began) > time.Minute {
+		t.Errorf("another one begins after %v", w.Now.Sub(began))
+	}
+	told := w.until(t, "node-1", network.Rotated)
+	if one.Status.Runtime.Key != "next-of-node-1" || w.Now.Sub(began) < keyRetry-time.Second {
+		t.Errorf("after %v it has %+v: %q", w.Now.Sub(began), one.Status.Runtime, told)
+	}
+	told = append(told, w.until(t, "node-1", network.Preparing)...)
+	told = append(told, w.until(t, "node-1", network.Rotated)...)
+	if one.Status.Runtime.Key != "fresh-of-node-1" || one.Spec.KeyRotation.Asked == nil || !strings.Contains(strings.Join(told, "\n"), "then to a fresh one") {
+		t.Errorf("it has %+v: %+v, %q", one.Status.Runtime, one.Spec.KeyRotation, told)
+	}
+	for range 100 {
+		w.next()
+		w.agents()
+		if one.Spec.KeyRotation.GoesOn() {
+			t.Fatal("it is changed once more")
+		}
 	}
 }
 

@@ -1,6 +1,9 @@
 package v1alpha1
 
 import (
+	"fmt"
+	"time"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -76,6 +79,36 @@ type TaktNodeSpec struct {
 // last time.
 const RotateKey = "network.takt.dev/rotate-key"
 
+// RotateKeyAt is what the annotation says, in whole seconds as the API server keeps instants; nil: there is none.
+func (n *TaktNode) RotateKeyAt() (*metav1.Time, error) {
+	said := n.Annotations[RotateKey]
+	if said == "" {
+		return nil, nil
+	}
+	at, err := time.Parse(time.RFC3339, said)
+	if err != nil {
+		return nil, fmt.Errorf("the annotation %s is %q, which is no instant as in 2026-01-31T12:00:00Z: `kubectl takt key rotate %s` writes one", RotateKey, said, n.Name)
+	}
+	found := metav1.NewTime(at.Truncate(time.Second))
+	return &found, nil
+}
+
+// KeyAsked is the instant of a change that is asked for and has not begun; nil: there is none.
+func (n *TaktNode) KeyAsked() (*metav1.Time, error) {
+	at, err := n.RotateKeyAt()
+	if err != nil || at == nil || n.Spec.KeyRotation != nil && at.Equal(n.Spec.KeyRotation.Asked) {
+		return nil, err
+	}
+	return at, nil
+}
+
+// KeyTried says that what is asked for was begun, and given up before the node had a key that nobody could have known.
+func (n *TaktNode) KeyTried() bool {
+	at, _ := n.KeyAsked()
+	had := n.Spec.KeyRotation
+	return at != nil && had != nil && had.State == GivenUp && had.Asked == nil && !at.After(had.Began.Time)
+}
+
 // States of a KeyRotation.
 const (
 	// Preparing: the node makes its next key, and the others are told of it.
@@ -102,7 +135,8 @@ type KeyRotation struct {
 	Began metav1.Time `json:"began"`
 	// Since is when it came into its state.
 	Since metav1.Time `json:"since"`
-	// Asked is what the annotation network.takt.dev/rotate-key said when it began.
+	// Asked is what the annotation network.takt.dev/rotate-key said when it began; absent where the node takes a key that was made
+	// before that: another change follows, to a fresh one.
 	// +optional
 	Asked *metav1.Time `json:"asked,omitempty"`
 	// From is the public key of before, base64.
