@@ -57,6 +57,7 @@ type Controller struct {
 	changed chan struct{}
 	// KeyRotation is how old nodes' keys become before they are changed; 0: they are changed where it is asked for.
 	KeyRotation time.Duration
+	worded      map[string]time.Time
 	// told are warnings about pods, so that none is told in every round.
 	told map[string]bool
 
@@ -65,7 +66,7 @@ type Controller struct {
 
 // New makes a controller and starts nothing.
 func New(kube kubernetes.Interface, client *objects.Client, events recorder, lead time.Duration) *Controller {
-	c := &Controller{client: client, events: events, lead: lead, changed: make(chan struct{}, 1), told: map[string]bool{}}
+	c := &Controller{client: client, events: events, lead: lead, changed: make(chan struct{}, 1), told: map[string]bool{}, worded: map[string]time.Time{}}
 	wake := func() {
 		select {
 		case c.changed <- struct{}{}:
@@ -133,7 +134,7 @@ func (c *Controller) Run(ctx context.Context) error {
 func (c *Controller) world() *World {
 	w := &World{
 		Networks: objects.All[*network.TaktNetwork](c.networks), Schedules: objects.All[*network.GateSchedule](c.schedules),
-		Members: objects.All[*network.TaktNode](c.members), Nodes: map[string]*corev1.Node{}, Pods: map[string]*corev1.Pod{}, Now: time.Now(), KeyRotation: c.KeyRotation,
+		Members: objects.All[*network.TaktNode](c.members), Nodes: map[string]*corev1.Node{}, Pods: map[string]*corev1.Pod{}, Now: time.Now(), KeyRotation: c.KeyRotation, Worded: c.worded,
 	}
 	w.Lead = c.lead + time.Duration(len(w.Members))*eachNode
 	for _, node := range objects.All[*corev1.Node](c.nodes) {

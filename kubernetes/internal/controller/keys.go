@@ -63,6 +63,7 @@ func (w *World) planKeys(p *Plan, specs map[string]*network.TaktNodeSpec) {
 			ended = latest(ended, now.Since.Time)
 		}
 		busy = busy || had.GoesOn() // until its end is written
+		w.calm(member.Name, had, now)
 		spec.KeyRotation = now
 		p.tellKey(member, had, now)
 	}
@@ -235,6 +236,22 @@ func (w *World) wait(r *network.KeyRotation, what string) {
 	if w.Now.Sub(r.Began.Time) >= keyQuiet {
 		r.Message = quote.Text("it waits for " + what)
 	}
+}
+
+// calm has a message of a state last for keyQuiet: all nodes are woken by each one.
+func (w *World) calm(node string, had, now *network.KeyRotation) {
+	if now.Message == had.Message {
+		return
+	}
+	ago, is := w.Now.Sub(w.Worded[node]), !w.Worded[node].IsZero()
+	if now.State == had.State && had.Message != "" && now.Message != "" && is && ago >= 0 && ago < keyQuiet {
+		now.Message = had.Message
+		return
+	}
+	if w.Worded == nil {
+		w.Worded = map[string]time.Time{}
+	}
+	w.Worded[node] = w.Now
 }
 
 // hasKey says whether a node may have channels with others by their keys.

@@ -322,6 +322,25 @@ func TestMoreNodesThanCanBeNamedAreWaitedFor(t *testing.T) {
 	}
 }
 
+// Each write of a spec wakes the agents of all nodes.
+func TestWhatAChangeWaitsForIsNotWrittenEachTimeThatItIsSaidInOtherWords(t *testing.T) {
+	w := keyed("node-1", "node-2")
+	w.Now = w.Now.Add(2 * time.Hour)
+	w.until(t, "node-1", network.Preparing, "node-1")
+	words, last := []string{}, ""
+	for at := range 300 {
+		w.of("node-1").Status.KeyProblem = fmt.Sprintf("problem %d", at)
+		w.next()
+		w.Now = w.Now.Add(time.Second)
+		if now := w.of("node-1").Spec.KeyRotation.Message; now != last {
+			words, last = append(words, now), now
+		}
+	}
+	if len(words) < 2 || len(words) > 11 {
+		t.Errorf("%d messages in 330 s: %q", len(words), words)
+	}
+}
+
 // What follows is the same in whatever state the object says that it is: another controller may be an earlier one.
 func TestWhatBecomesOfAChangeFollowsFromWhatTheNodeHas(t *testing.T) {
 	for _, state := range []string{network.Preparing, network.Switching, network.Finishing} {

@@ -40,6 +40,8 @@ type World struct {
 	Lead time.Duration
 	// KeyRotation is how old nodes' keys become before they are changed; 0: they are not.
 	KeyRotation time.Duration
+	// Worded is when the message of the change of each node's key was another one last. Make keeps it.
+	Worded map[string]time.Time
 }
 
 // Event is something to be told.

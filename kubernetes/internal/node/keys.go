@@ -69,6 +69,8 @@ func (m *member) allKnow(ctx context.Context, rotation *network.KeyRotation) err
 	if err != nil {
 		return err
 	}
+	// The same one is named at each look.
+	slices.SortFunc(all.Peers, func(a, b *adminv1.Peer) int { return strings.Compare(a.GetAddress(), b.GetAddress()) })
 	tried := map[string]uint64{}
 	for _, peer := range all.GetPeers() {
 		if peer.GetState() != adminv1.PeerState_PEER_STATE_UP {
@@ -76,7 +78,9 @@ func (m *member) allKnow(ctx context.Context, rotation *network.KeyRotation) err
 		}
 	}
 	nodes := map[string]bool{}
-	for _, node := range objects.All[*network.TaktNode](m.nodes) {
+	members := objects.All[*network.TaktNode](m.nodes)
+	slices.SortFunc(members, func(a, b *network.TaktNode) int { return strings.Compare(a.Name, b.Name) })
+	for _, node := range members {
 		if node.Spec.Peer == nil {
 			continue
 		}

@@ -394,6 +394,21 @@ func TestSinceWhenANodeHasItsKeyIsNoInstantToCome(t *testing.T) {
 	}
 }
 
+func TestTheSameNodeIsNamedAtEachLookOfSeveralThatMayLoseTheKey(t *testing.T) {
+	has := &tables{stations: map[string]*adminv1.Station{}, peers: map[string]string{}}
+	nodes, rotation := []*network.TaktNode{bare("self", true)}, &network.KeyRotation{}
+	for at := range 9 {
+		node := nodeOf(fmt.Sprintf("node-%d", at))
+		node.Spec.Peer = &network.Peer{Address: fmt.Sprintf("192.0.2.%d:7400", at), Key: key2}
+		nodes, rotation.Without = append(nodes, node), append(rotation.Without, node.Name)
+	}
+	for range 20 {
+		if err := memberOf(t, t.TempDir(), has, nodes...).allKnow(background, rotation); err == nil || !strings.Contains(err.Error(), "node node-0 has not said") {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestANodesConditionSaysHowTheChangeOfItsKeyStands(t *testing.T) {
 	at := metav1.NewTime(time.Unix(1_800_000_000, 0))
 	self := bare(nodeName, true)
