@@ -4,13 +4,16 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"text/tabwriter"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -67,8 +70,15 @@ func keyOf(node *network.TaktNode) nodeKey {
 	if rotation != nil {
 		one.State, one.StateSince, one.Message = rotation.State, &rotation.Since, rotation.Message
 	}
-	if at, _ := node.KeyAsked(); at != nil && !rotation.GoesOn() && !node.KeyTried() {
-		one.State, one.StateSince, one.Message = asked, at, ""
+	switch at, err := node.KeyAsked(); {
+	case rotation.GoesOn() || node.KeyTried():
+	case err != nil:
+		one.State, one.StateSince, one.Message = asked, nil, err.Error()
+	case at != nil:
+		one.State, one.StateSince, one.Message = asked, at, cmp.Or(node.KeyFixed(), node.Spec.PeerProblem)
+		if ready := meta.FindStatusCondition(node.Status.Conditions, network.Ready); one.Message == "" && ready != nil && ready.Status != metav1.ConditionTrue {
+			one.Message = ready.Message
+		}
 	}
 	return one
 }
@@ -158,30 +168,68 @@ func keysOf(ctx context.Context, client *objects.Client) ([]nodeKey, error) {
 	return keys, nil
 }
 
-// rotateKeys asks for other keys of these nodes, none: of all that have one.
+// rotateKeys asks for other keys of these nodes, none: of all that have one. Where that is in vain it is refused.
 func rotateKeys(ctx context.Context, client *objects.Client, names []string, out io.Writer) error {
+	found, err := client.Nodes.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("cannot list TaktNodes: %w", err)
+	}
+	all := map[string]*network.TaktNode{}
+	for at := range found.Items {
+		all[found.Items[at].Name] = &found.Items[at]
+	}
 	if len(names) == 0 {
-		keys, err := keysOf(ctx, client)
-		if err != nil {
-			return err
-		}
-		for _, one := range keys {
-			if one.Key != "" {
-				names = append(names, one.Node)
+		for _, name := range slices.Sorted(maps.Keys(all)) {
+			if runtime := all[name].Status.Runtime; runtime != nil && runtime.Key != "" {
+				names = append(names, name)
 			}
 		}
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{network.RotateKey: time.Now().UTC().Format(time.RFC3339)}}})
+	var refused []error
+	for _, name := range names {
+		refused = append(refused, rotateKey(ctx, client, name, all[name], out))
+	}
+	return errors.Join(refused...)
+}
+
+func rotateKey(ctx context.Context, client *objects.Client, name string, node *network.TaktNode, out io.Writer) error {
+	if node == nil {
+		return fmt.Errorf("cannot ask for another key of node %s: it has no TaktNode: see `kubectl get taktnodes`", name)
+	}
+	if why := node.KeyFixed(); why != "" {
+		return fmt.Errorf("cannot ask for another key of node %s: %s", name, why)
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{network.RotateKey: instant(node, time.Now()).UTC().Format(time.RFC3339)}}})
 	if err != nil {
 		return err
 	}
-	for _, name := range names {
-		if _, err := client.Nodes.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			return fmt.Errorf("cannot ask for another key of node %s: %w", name, err)
-		}
-		fmt.Fprintf(out, "node %s is asked to change its key\n", name)
+	if _, err := client.Nodes.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("cannot ask for another key of node %s: %w", name, err)
 	}
+	twice := ""
+	if node.Status.Runtime.NextKey != "" {
+		twice = ", twice: first to the next key that is there already, then to a fresh one"
+	}
+	fmt.Fprintf(out, "node %s is asked to change its key%s\n", name, twice)
 	return nil
+}
+
+// instant is the present one, or what is later than all that the node's TaktNode says where another clock was ahead: an earlier one
+// would count as done.
+func instant(node *network.TaktNode, now time.Time) time.Time {
+	before := []*metav1.Time{node.Status.Runtime.KeySince}
+	if at, err := node.RotateKeyAt(); err == nil {
+		before = append(before, at)
+	}
+	if rotation := node.Spec.KeyRotation; rotation != nil {
+		before = append(before, &rotation.Began)
+	}
+	for _, at := range before {
+		if at != nil && now.Sub(at.Time) < time.Second {
+			now = at.Add(time.Second)
+		}
+	}
+	return now
 }
 
 func keyTable(out io.Writer, keys []nodeKey, now time.Time) error {

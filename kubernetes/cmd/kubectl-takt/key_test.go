@@ -74,6 +74,9 @@ func TestOtherKeysAreAskedForAndWhatBecomesOfThemIsShown(t *testing.T) {
 	if got := table(3); !strings.Contains(got, "node-1 key-of-node-1 90m Asked") {
 		t.Errorf("it shows %q", got)
 	}
+	if said := does(1, "rotate", "node-3"); !strings.Contains(said, "node node-3: takt-node has not said anything yet") {
+		t.Errorf("it says %q", said)
+	}
 	// Who has no key is not asked.
 	if said := does(0, "rotate", "-all"); strings.Count(said, "is asked") != 2 {
 		t.Errorf("it says %q", said)
@@ -81,5 +84,42 @@ func TestOtherKeysAreAskedForAndWhatBecomesOfThemIsShown(t *testing.T) {
 	var told struct{ Nodes []nodeKey }
 	if err := json.Unmarshal([]byte(does(0, "-o", "json")), &told); err != nil || len(told.Nodes) != 3 || told.Nodes[1].State != asked || told.Nodes[1].Message != "" {
 		t.Errorf("%v: %+v", err, told)
+	}
+}
+
+func TestAKeyThatIsAskedForSaysWhyItsChangeCannotBeginAndIsAskedForAnewWhateverClocksSay(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	ahead := metav1.NewTime(now.Add(time.Hour))
+	node := &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: "node-1", Annotations: map[string]string{network.RotateKey: "2026-01-31T12:00:00.25Z"}}}
+	for _, step := range []struct {
+		does           func()
+		state, message string
+	}{
+		{func() {}, asked, "not said anything"},
+		{func() { node.Status.Runtime = &network.Runtime{} }, asked, "no key"},
+		{func() { node.Status.Runtime.Key = "key" }, asked, "custom resources"},
+		{func() { node.Status.Runtime.KeySince = &ahead }, asked, ""},
+		{func() { node.Annotations[network.RotateKey] = "soon" }, asked, `"soon", which is no instant`},
+		{func() {
+			at := metav1.NewTime(time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC))
+			node.Annotations[network.RotateKey] = "2026-01-31T12:00:00.25Z"
+			node.Spec.KeyRotation = &network.KeyRotation{State: network.Rotated, Began: at, Since: at, Asked: &at}
+		}, network.Rotated, ""},
+	} {
+		step.does()
+		if one := keyOf(node); one.State != step.state || (one.Message == "") != (step.message == "") || !strings.Contains(one.Message, step.message) {
+			t.Errorf("it shows %+v and not %s: %s", one, step.state, step.message)
+		}
+	}
+	for range 2 {
+		at := instant(node, now)
+		if !at.After(ahead.Time) {
+			t.Errorf("it is asked for at %v", at)
+		}
+		node.Annotations[network.RotateKey] = at.UTC().Format(time.RFC3339)
+		if one := keyOf(node); one.State != asked || one.Message != "" {
+			t.Errorf("asked for at %v it is %+v", at, one)
+		}
+		node.Spec.KeyRotation.Asked, _ = node.RotateKeyAt()
 	}
 }

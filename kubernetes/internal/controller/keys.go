@@ -67,6 +67,15 @@ func (w *World) planKeys(p *Plan, specs map[string]*network.TaktNodeSpec) {
 		spec.KeyRotation = now
 		p.tellKey(member, had, now)
 	}
+	for _, member := range w.Members {
+		asked, err := member.KeyAsked()
+		switch fixed := w.fixed(member, specs[member.Name]); {
+		case err != nil:
+			p.Events = append(p.Events, Event{About: member, Warning: true, Once: true, Reason: reasonKeyWaits, Message: "no other key is asked for: " + err.Error()})
+		case asked != nil && fixed != "":
+			p.Events = append(p.Events, Event{About: member, Warning: true, Once: true, Reason: reasonKeyWaits, Message: "another key was asked for, and the change cannot begin: " + fixed})
+		}
+	}
 	// All nodes hear of each change, and have to be told of others as well.
 	if busy || w.Now.Sub(ended) < time.Duration(len(w.Members))*eachNode {
 		return
@@ -136,11 +145,18 @@ func (w *World) asks(member *network.TaktNode) string {
 	return "it was asked for at " + at.UTC().Format(time.RFC3339)
 }
 
+// fixed is why the change of a node's key cannot begin, with what to do; empty: it can.
+func (w *World) fixed(member *network.TaktNode, spec *network.TaktNodeSpec) string {
+	if why := cmp.Or(member.KeyFixed(), w.absence(member)); why != "" || spec.Peer != nil {
+		return why
+	}
+	return cmp.Or(spec.PeerProblem, "it has no Node object, or says no port of its taktd")
+}
+
 // due is why a node's key is to be changed; empty if it is not, or cannot be now.
 func (w *World) due(member *network.TaktNode, spec *network.TaktNodeSpec) string {
 	runtime, had := member.Status.Runtime, spec.KeyRotation
-	// A takt-node that does not say since when it has its key is an earlier one, which would not know what to do.
-	if spec.Peer == nil || runtime.KeySince == nil || had.GoesOn() || w.absence(member) != "" {
+	if had.GoesOn() || w.fixed(member, spec) != "" {
 		return ""
 	}
 	if why := w.asks(member); why != "" {

@@ -322,6 +322,38 @@ func TestMoreNodesThanCanBeNamedAreWaitedFor(t *testing.T) {
 	}
 }
 
+func TestAChangeThatIsAskedForAndCannotBeginSaysWhy(t *testing.T) {
+	for what, tc := range map[string]struct {
+		breaks func(*World, *network.TaktNode)
+		wanted string
+	}{
+		"nothing":  {func(*World, *network.TaktNode) {}, ""},
+		"no key":   {func(_ *World, one *network.TaktNode) { one.Status.Runtime.Key = "" }, "no key that others know"},
+		"no word":  {func(_ *World, one *network.TaktNode) { one.Status.Runtime = nil }, "not said anything"},
+		"earlier":  {func(_ *World, one *network.TaktNode) { one.Status.Runtime.KeySince = nil }, "custom resources"},
+		"address":  {func(_ *World, one *network.TaktNode) { one.Status.Runtime.Address = "2001:db8::1" }, "taktd's address is"},
+		"no Node":  {func(w *World, _ *network.TaktNode) { delete(w.Nodes, "node-1") }, "no Node object"},
+		"mistaken": {func(_ *World, one *network.TaktNode) { one.Annotations[network.RotateKey] = "now" }, `"now", which is no instant`},
+		"absent": {func(_ *World, one *network.TaktNode) {
+			meta.SetStatusCondition(&one.Status.Conditions, metav1.Condition{Type: network.Ready, Status: metav1.ConditionFalse, Reason: "RuntimeAbsent", Message: "taktd does not answer"})
+		}, "taktd does not answer"},
+	} {
+		w := keyed("node-1", "node-2")
+		one := w.of("node-1")
+		one.Annotations = map[string]string{network.RotateKey: "2026-01-31T12:00:00.5Z"}
+		tc.breaks(w, one)
+		told := ""
+		for _, event := range w.Make().Events {
+			if event.Reason == reasonKeyWaits && event.Once && event.About == one {
+				told += event.Message
+			}
+		}
+		if (told == "") != (tc.wanted == "") || !strings.Contains(told, tc.wanted) {
+			t.Errorf("%s: told %q", what, told)
+		}
+	}
+}
+
 // Each write of a spec wakes the agents of all nodes.
 func TestWhatAChangeWaitsForIsNotWrittenEachTimeThatItIsSaidInOtherWords(t *testing.T) {
 	w := keyed("node-1", "node-2")

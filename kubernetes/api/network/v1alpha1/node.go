@@ -109,6 +109,20 @@ func (n *TaktNode) KeyTried() bool {
 	return at != nil && had != nil && had.State == GivenUp && had.Asked == nil && !at.After(had.Began.Time)
 }
 
+// KeyFixed is why its key cannot be changed from here, by what its takt-node says, with what to do; empty: it can.
+func (n *TaktNode) KeyFixed() string {
+	switch runtime := n.Status.Runtime; {
+	case runtime == nil:
+		return "takt-node has not said anything yet: see whether it runs on this node"
+	case runtime.Key == "":
+		return "the node has no key that others know: see network.peers of the chart, and node.key_file of taktd's configuration"
+	case runtime.KeySince == nil:
+		// An earlier one would not know what to do.
+		return "takt-node does not say since when the node has its key: apply the custom resources of the chart (deploy/helm/takt-node/crds), and upgrade it"
+	}
+	return ""
+}
+
 // States of a KeyRotation.
 const (
 	// Preparing: the node makes its next key, and the others are told of it.
