@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -408,6 +409,79 @@ func TestTheSameNodeIsNamedAtEachLookOfSeveralThatMayLoseTheKey(t *testing.T) {
 		}
 	}
 }
+
+// Helm leaves the custom resources of before.
+func TestWithCustomResourcesOfBeforeANodeSaysWhatToApplyAndWritesNoMore(t *testing.T) {
+	crds := t.TempDir()
+	if err := os.CopyFS(crds, os.DirFS("../../../deploy/helm/takt-node/crds")); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(crds, "network.takt.dev_taktnodes.yaml")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := regexp.MustCompile(`(?m)^ +keySince:\n( +description: .*\n)(.*\n){2} +type: string\n`).ReplaceAll(text, nil)
+	if len(before) == len(text) || bytes.Contains(before, []byte("keySince:")) {
+		t.Fatal("they are not those of before")
+	}
+	if err := os.WriteFile(file, before, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	config := apitest.Start(t, crds)
+	writes := 0
+	config.Wrap(func(to http.RoundTripper) http.RoundTripper {
+		return transport(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodPut {
+				writes++
+			}
+			return to.RoundTrip(r)
+		})
+	})
+	client, err := objects.New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := client.Nodes.Create(background, bare("node-1", true), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := memberOf(t, t.TempDir(), &tables{stations: map[string]*adminv1.Station{}, peers: map[string]string{}}, self)
+	m.client = client
+	steps := func() *metav1.Condition {
+		t.Helper()
+		for range 6 {
+			if err := m.step(background); err != nil {
+				t.Fatal(err)
+			}
+			if self, err = client.Nodes.Get(background, "node-1", metav1.GetOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := m.nodes.GetStore().Update(self); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return meta.FindStatusCondition(self.Status.Conditions, network.Ready)
+	}
+	if ready := steps(); writes != 2 || self.Status.Runtime.KeySince != nil || ready.Status != metav1.ConditionTrue || !strings.Contains(ready.Message, "apply the custom resources of the chart") {
+		t.Errorf("it writes %d times and says %+v", writes, ready)
+	}
+	// It looks whether they have been applied.
+	m.pruned = m.pruned.Add(-tryPruned)
+	if steps(); writes != 3 {
+		t.Errorf("it writes %d times", writes)
+	}
+	since := metav1.Now()
+	kept := network.TaktNodeStatus{Runtime: &network.Runtime{KeySince: &since}}
+	m.notePruned(&kept, &kept)
+	if err := m.serve(background, self); err != nil || meta.FindStatusCondition(self.Status.Conditions, network.Ready).Message != "taktd answers" {
+		t.Errorf("%v: it says %+v", err, self.Status.Conditions)
+	}
+}
+
+type transport func(*http.Request) (*http.Response, error)
+
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
 
 func TestANodesConditionSaysHowTheChangeOfItsKeyStands(t *testing.T) {
 	at := metav1.NewTime(time.Unix(1_800_000_000, 0))

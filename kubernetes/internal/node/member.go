@@ -39,6 +39,8 @@ const (
 	// tellPeers is how often a node writes its status for a number of peers that has changed alone: when many nodes start, each
 	// sees that of all others, and all nodes are told of each write.
 	tellPeers = 30 * time.Second
+	// tryPruned is how often it is looked whether the API server's custom resources have become as new as this program.
+	tryPruned = 10 * time.Minute
 )
 
 // writeStatus is how long the API server may take for the node's status. A step that waits for it longer takes back in time no
@@ -60,6 +62,8 @@ type member struct {
 	changed chan struct{}
 	// written is when the status was last written.
 	written time.Time
+	// pruned is when the API server has last left out since when the node has its key: its custom resources are earlier ones.
+	pruned time.Time
 
 	mu sync.Mutex
 	// listeners are those of takt-cni as taktd last had them, by path.
@@ -69,12 +73,7 @@ type member struct {
 
 func (n *Node) member(client *objects.Client, d *networks) *member {
 	m := &member{n: n, admin: d.admin, taktd: d.connection, client: client, changed: make(chan struct{}, 1)}
-	wake := func() {
-		select {
-		case m.changed <- struct{}{}:
-		default:
-		}
-	}
+	wake := m.changes
 	m.nodes = client.Informer("taktnodes", &network.TaktNode{}, func() {})
 	// Each node writes its status often, and all read all: only a spec, which has generations, is worth a look. Both only fail
 	// once the informer runs.
@@ -172,14 +171,46 @@ func (m *member) step(ctx context.Context) error {
 	}
 	bounded, cancel = context.WithTimeout(ctx, writeStatus)
 	defer cancel()
-	if _, err := m.client.Nodes.UpdateStatus(bounded, now, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
+	has, err := m.client.Nodes.UpdateStatus(bounded, now, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsConflict(err) {
 		return errors.Join(done, fmt.Errorf("cannot write the status of the node: %w", err))
+	}
+	if err == nil {
+		m.notePruned(&now.Status, &has.Status)
 	}
 	return done
 }
 
+// notePruned notes whether the API server has kept what was written.
+func (m *member) notePruned(wrote, has *network.TaktNodeStatus) {
+	if wrote.Runtime == nil || wrote.Runtime.KeySince == nil {
+		return
+	}
+	pruned := has.Runtime == nil || has.Runtime.KeySince == nil
+	if pruned != !m.pruned.IsZero() {
+		m.changes()
+	}
+	m.pruned = time.Time{}
+	if pruned {
+		m.pruned = time.Now()
+	}
+}
+
+// changes has the next look be at once.
+func (m *member) changes() {
+	select {
+	case m.changed <- struct{}{}:
+	default:
+	}
+}
+
 // quiet says that a status is not worth being written at this instant.
 func (m *member) quiet(had, now *network.TaktNodeStatus, at time.Time) bool {
+	// What is left out each time is no news, and is tried again after a while.
+	if at.Sub(m.pruned) < tryPruned && now.Runtime != nil && (had.Runtime == nil || had.Runtime.KeySince == nil) {
+		now = now.DeepCopy()
+		now.Runtime.KeySince = nil
+	}
 	if equality.Semantic.DeepEqual(had, now) {
 		return true
 	}
@@ -279,6 +310,9 @@ func (m *member) serve(ctx context.Context, self *network.TaktNode) error {
 	ready := metav1.Condition{Type: network.Ready, Status: metav1.ConditionTrue, Reason: "Serving", Message: "taktd answers", ObservedGeneration: self.Generation}
 	if problem := self.Spec.PeerProblem; problem != "" {
 		ready.Reason, ready.Message = "NoPeerAddress", shortened(problem)
+	}
+	if !m.pruned.IsZero() {
+		ready.Message = shortened("the API server leaves out what takt-node says of the node's key, which is not changed: apply the custom resources of the chart (deploy/helm/takt-node/crds); " + ready.Message)
 	}
 	if err != nil {
 		ready.Reason, ready.Message = "EntriesRefused", "taktd does not take all that other nodes have: "+shortened(err.Error())
