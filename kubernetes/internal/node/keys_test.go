@@ -483,6 +483,22 @@ type transport func(*http.Request) (*http.Response, error)
 
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
 
+func TestAnOperatorsEntryWithAKeyBesideTheOnlyOneIsNamed(t *testing.T) {
+	for keys, wanted := range map[string]string{
+		key2:              "",
+		key2 + " " + key1: "peer 192.0.2.2:7400: an operator has entered it with a key beside the only one that it has, " + key2,
+	} {
+		has := &tables{stations: map[string]*adminv1.Station{}, peers: map[string]string{"192.0.2.2:7400": keys}}
+		err := entering(t, t.TempDir(), has, bare("node-1", true), nodeOf("node-2"))
+		if (err == nil) != (wanted == "") || err != nil && !strings.Contains(err.Error(), wanted) {
+			t.Errorf("%q: %v", keys, err)
+		}
+		if has.peers["192.0.2.2:7400"] != keys {
+			t.Errorf("%q has become %q", keys, has.peers["192.0.2.2:7400"])
+		}
+	}
+}
+
 func TestANodesConditionSaysHowTheChangeOfItsKeyStands(t *testing.T) {
 	at := metav1.NewTime(time.Unix(1_800_000_000, 0))
 	self := bare(nodeName, true)

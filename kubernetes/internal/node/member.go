@@ -785,7 +785,10 @@ func (m *member) enterPeers(ctx context.Context, s *network.TaktNodeStatus, e *e
 			mistakes = append(mistakes, fmt.Errorf("peer %s: an operator has entered it with another key, and that stays: take it out of taktd's configuration, or `takt peer remove %s`", address, address))
 			delete(wanted, address)
 		case there:
-			if next := wanted[address].NextKey; next != "" && has.GetKey() != next && has.GetNextKey() != next {
+			switch next := wanted[address].NextKey; {
+			case next == "" && has.GetNextKey() != "":
+				mistakes = append(mistakes, fmt.Errorf("peer %s: an operator has entered it with a key beside the only one that it has, %s: leave the other one out of taktd's configuration, or of `takt peer add`, as whoever has it can pretend to be this peer", address, wanted[address].Key))
+			case next != "" && has.GetKey() != next && has.GetNextKey() != next:
 				mistakes = append(mistakes, fmt.Errorf("peer %s: an operator has entered it without the key that it is going to have, %s: add that as its next_key in taktd's configuration, or with `takt peer add`", address, next))
 			}
 			delete(wanted, address) // as it should be, and to stay when the node goes
