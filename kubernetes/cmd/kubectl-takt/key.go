@@ -36,7 +36,8 @@ const keyMore = `
 rotate sets the annotation ` + network.RotateKey + ` of the nodes' TaktNodes to the present instant. The controller has one node after the
 other change its key, without losing a message: see STATE.
 
-Exit status: 0; 1 if the cluster cannot be asked; 2 for a mistake in the command; 3 if a change was given up, or waits for something.
+Exit status: 0; 1 if the cluster cannot be asked; 2 for a mistake in the command; 3 if a change was given up, or waits for something or
+cannot begin. One that has ended is none of these, whatever MESSAGE adds.
 
 It needs the right to list taktnodes, and for rotate to patch them. Who may do that directs the frames and channels of the cluster.
 
@@ -141,7 +142,7 @@ func key(ctx context.Context, args []string, out, errs io.Writer) int {
 		fmt.Fprintln(errs, "kubectl-takt:", err)
 		return 1
 	}
-	if slices.ContainsFunc(keys, func(k nodeKey) bool { return k.Message != "" }) {
+	if slices.ContainsFunc(keys, func(k nodeKey) bool { return k.Message != "" && k.State != network.Rotated }) {
 		return 3
 	}
 	return 0

@@ -77,6 +77,18 @@ func TestOtherKeysAreAskedForAndWhatBecomesOfThemIsShown(t *testing.T) {
 	if said := does(1, "rotate", "node-3"); !strings.Contains(said, "node node-3: takt-node has not said anything yet") {
 		t.Errorf("it says %q", said)
 	}
+	// One that has ended is none that waits.
+	made, err := client.Nodes.Get(ctx, "node-2", metav1.GetOptions{})
+	if err == nil {
+		made.Spec.KeyRotation = &network.KeyRotation{State: network.Rotated, Began: now, Since: now, From: "two", Message: "somebody else has changed it"}
+		_, err = client.Nodes.Update(ctx, made, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := table(0); !strings.Contains(got, "Rotated 90m somebody else") {
+		t.Errorf("it shows %q", got)
+	}
 	// Who has no key is not asked.
 	if said := does(0, "rotate", "-all"); strings.Count(said, "is asked") != 2 {
 		t.Errorf("it says %q", said)

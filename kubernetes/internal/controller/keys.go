@@ -188,6 +188,15 @@ func (w *World) goOn(member *network.TaktNode, spec *network.TaktNodeSpec, r *ne
 	over := w.Now.Sub(r.Began.Time) >= keyPatience
 	switch {
 	case r.State == network.Rotated:
+		// What has been mended meanwhile is said no more.
+		if r.Message != "" && key == r.To {
+			r.Message = ""
+			if awaited := w.keepers(member, r); len(awaited) > 0 {
+				r.Message = stillTaken(awaited)
+			}
+		} else if r.Message != "" && key != "" {
+			r.Message = anotherKey
+		}
 	case r.State == network.GivenUp:
 		// It was told to take the key, and has said so too late.
 		if key != "" && key == r.To {
@@ -197,22 +206,33 @@ func (w *World) goOn(member *network.TaktNode, spec *network.TaktNodeSpec, r *ne
 		r.State, r.Message = network.GivenUp, "the node has no key any more"
 	case key == r.To:
 		r.State, r.Message = network.Rotated, ""
-		awaited := w.await(member, func(other *network.TaktNode) bool { return !slices.Contains(other.Status.NextKeys, r.To) })
+		awaited := w.keepers(member, r)
 		switch {
 		case len(awaited) > 0 && over:
-			r.Message = "the key of before is still taken by " + nodesText(awaited) + ": see its condition Ready"
+			r.Message = stillTaken(awaited)
 		case len(awaited) > 0:
 			r.State = network.Finishing
 			w.wait(r, nodesText(awaited)+" to take the key of before no more: see its condition Ready")
 		}
 	case key != r.From:
-		r.State, r.Message = network.Rotated, "the node has another key than was to follow: somebody else has changed it"
+		r.State, r.Message = network.Rotated, anotherKey
 	default:
 		w.prepare(member, spec, r)
 		if over {
 			r.State, r.Message = network.GivenUp, "the key stays as it was, "+cmp.Or(strings.TrimSuffix(r.Message, "."), "the change took too long")
 		}
 	}
+}
+
+const anotherKey = "the node has another key than was to follow: somebody else has changed it"
+
+func stillTaken(by []string) string {
+	return "the key of before is still taken by " + nodesText(by) + ": see its condition Ready"
+}
+
+// keepers are the nodes that are there and take the key of before beside the one that has followed.
+func (w *World) keepers(member *network.TaktNode, r *network.KeyRotation) []string {
+	return w.await(member, func(other *network.TaktNode) bool { return !slices.Contains(other.Status.NextKeys, r.To) })
 }
 
 // prepare is a change whose node has the key of before.

@@ -354,6 +354,26 @@ func TestAChangeThatIsAskedForAndCannotBeginSaysWhy(t *testing.T) {
 	}
 }
 
+func TestThatAKeyOfBeforeIsStillTakenIsSaidAsLongAsItIs(t *testing.T) {
+	w := keyed("node-1", "node-2")
+	w.Now = w.Now.Add(65 * time.Minute)
+	w.until(t, "node-1", network.Finishing)
+	one := w.of("node-1")
+	w.of("node-2").Status.NextKeys = []string{one.Spec.KeyRotation.To} // an operator's entry has both
+	w.until(t, "node-1", network.Rotated, "node-2")
+	for range 3 {
+		w.next()
+		if message := one.Spec.KeyRotation.Message; !strings.Contains(message, "still taken by node node-2") {
+			t.Errorf("it says %q", message)
+		}
+	}
+	w.of("node-2").Status.NextKeys = nil
+	w.next()
+	if r := one.Spec.KeyRotation; r.Message != "" || r.State != network.Rotated {
+		t.Errorf("it says %+v", r)
+	}
+}
+
 // Each write of a spec wakes the agents of all nodes.
 func TestWhatAChangeWaitsForIsNotWrittenEachTimeThatItIsSaidInOtherWords(t *testing.T) {
 	w := keyed("node-1", "node-2")

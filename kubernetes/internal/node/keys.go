@@ -121,7 +121,9 @@ func keySince(before, runtime *network.Runtime, now time.Time) *metav1.Time {
 func (m *member) nextKeys(present map[string]*adminv1.Peer) (found []string) {
 	for _, node := range objects.All[*network.TaktNode](m.nodes) {
 		rotation := node.Spec.KeyRotation
-		if node.Name == m.n.name || node.Spec.Peer == nil || !rotation.GoesOn() || rotation.To == "" {
+		// One that has ended with a message may be one whose key of before is still taken.
+		asks := rotation.GoesOn() || rotation != nil && rotation.State == network.Rotated && rotation.Message != ""
+		if node.Name == m.n.name || node.Spec.Peer == nil || !asks || rotation.To == "" {
 			continue
 		}
 		keys := []string{present[node.Spec.Peer.Address].GetKey(), present[node.Spec.Peer.Address].GetNextKey()}

@@ -483,6 +483,25 @@ type transport func(*http.Request) (*http.Response, error)
 
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
 
+func TestANodeSaysThatItTakesAKeyOfBeforeAsLongAsThatIsAskedFor(t *testing.T) {
+	for _, tc := range []struct {
+		state, message, keys string
+		says                 bool
+	}{
+		{network.Finishing, "", key2 + " " + key1, true}, {network.Finishing, "", key2, false},
+		{network.Rotated, "", key2 + " " + key1, false}, {network.GivenUp, "why", key2 + " " + key1, false},
+		{network.Rotated, "it is still taken", key2 + " " + key1, true}, {network.Rotated, "it is still taken", key2, false},
+	} {
+		other := nodeOf("node-2")
+		other.Spec.KeyRotation = &network.KeyRotation{State: tc.state, From: key1, To: key2, Message: tc.message}
+		has := &tables{stations: map[string]*adminv1.Station{}, peers: map[string]string{other.Spec.Peer.Address: tc.keys}}
+		self := bare("node-1", true)
+		if err := memberOf(t, t.TempDir(), has, self, other).serve(background, self); err != nil || (len(self.Status.NextKeys) > 0) != tc.says {
+			t.Errorf("%+v: %v, it says %q", tc, err, self.Status.NextKeys)
+		}
+	}
+}
+
 func TestAnOperatorsEntryWithAKeyBesideTheOnlyOneIsNamed(t *testing.T) {
 	for keys, wanted := range map[string]string{
 		key2:              "",
