@@ -102,7 +102,7 @@ func TestOtherKeysAreAskedForAndWhatBecomesOfThemIsShown(t *testing.T) {
 func TestAKeyThatIsAskedForSaysWhyItsChangeCannotBeginAndIsAskedForAnewWhateverClocksSay(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	ahead := metav1.NewTime(now.Add(time.Hour))
-	node := &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: "node-1", Annotations: map[string]string{network.RotateKey: "2026-01-31T12:00:00.25Z"}}}
+	node := &network.TaktNode{ObjectMeta: metav1.ObjectMeta{Name: "node-1", Annotations: map[string]string{network.RotateKey: "2127-01-31T12:00:00.25Z"}}}
 	for _, step := range []struct {
 		does           func()
 		state, message string
@@ -113,8 +113,8 @@ func TestAKeyThatIsAskedForSaysWhyItsChangeCannotBeginAndIsAskedForAnewWhateverC
 		{func() { node.Status.Runtime.KeySince = &ahead }, asked, ""},
 		{func() { node.Annotations[network.RotateKey] = "soon" }, asked, `"soon", which is no instant`},
 		{func() {
-			at := metav1.NewTime(time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC))
-			node.Annotations[network.RotateKey] = "2026-01-31T12:00:00.25Z"
+			at := metav1.NewTime(time.Date(2127, 1, 31, 12, 0, 0, 0, time.UTC))
+			node.Annotations[network.RotateKey] = "2127-01-31T12:00:00.25Z"
 			node.Spec.KeyRotation = &network.KeyRotation{State: network.Rotated, Began: at, Since: at, Asked: &at}
 		}, network.Rotated, ""},
 	} {

@@ -96,8 +96,16 @@ func (n *TaktNode) RotateKeyAt() (*metav1.Time, error) {
 // KeyAsked is the instant of a change that is asked for and has not begun; nil: there is none.
 func (n *TaktNode) KeyAsked() (*metav1.Time, error) {
 	at, err := n.RotateKeyAt()
-	if err != nil || at == nil || n.Spec.KeyRotation != nil && at.Equal(n.Spec.KeyRotation.Asked) {
+	if err != nil || at == nil {
 		return nil, err
+	}
+	had, runtime := n.Spec.KeyRotation, n.Status.Runtime
+	switch {
+	case had != nil && at.Equal(had.Asked):
+		return nil, nil
+	// An earlier controller leaves out what has become of it; the node has had another key since.
+	case had == nil && runtime != nil && runtime.KeySince != nil && at.Before(runtime.KeySince):
+		return nil, nil
 	}
 	return at, nil
 }
