@@ -26,6 +26,8 @@ const cellPrefix = "takt-cpu"
 type Cells struct {
 	root  string
 	cores []int
+	// former is what containers with whole cores may have left, where the node had that backend before.
+	former *Whole
 }
 
 // NewCells checks that a machine can be partitioned, and changes nothing.
@@ -34,7 +36,7 @@ func NewCells(root string, cores []int) (*Cells, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Cells{root: dir, cores: cores}, nil
+	return &Cells{root: dir, cores: cores, former: &Whole{root: dir, tree: ownTree(root)}}, nil
 }
 
 // cpusetsOf is the hierarchy of cgroup v2 below root, if a backend can give these cores away by its cpusets.
@@ -148,6 +150,9 @@ func (c *Cells) open() error {
 		if err != nil && controller == "cpuset" {
 			return err
 		}
+	}
+	if err := c.former.Open(); err != nil {
+		return err
 	}
 	for _, core := range c.present() {
 		if !slices.Contains(c.cores, core) {

@@ -25,7 +25,9 @@ const WholeName = "whole-core"
 type Whole struct {
 	root  string
 	cores []int
-	mu    sync.Mutex
+	// tree is the kubelet's own cgroup below root, as this process knows it by its own; "" if it is in none.
+	tree string
+	mu   sync.Mutex
 }
 
 // Files of cgroup v2's cpusets.
@@ -53,7 +55,7 @@ func NewWhole(root string, cores []int) (*Whole, error) {
 	if limited, err := sched.Throttles(root); err != nil || (!served && limited) {
 		return nil, errors.Join(err, fmt.Errorf("backend %s needs Linux 6.12 or later, or kernel.sched_rt_runtime_us -1: this kernel keeps real-time threads off their cores for a part of each second", WholeName))
 	}
-	return &Whole{root: dir, cores: cores}, nil
+	return &Whole{root: dir, cores: cores, tree: ownTree(root)}, nil
 }
 
 // Name implements Backend.
@@ -124,23 +126,13 @@ func (w *Whole) take(path string, cores []int) (made bool, err error) {
 	if is, err := w.holds(leaf, cores); is || !exists(leaf) {
 		return false, err
 	}
-	// A cgroup may have as its own what the one above it has.
-	above := w.above(leaf)
-	for _, dir := range append(above, leaf) {
-		have, err := exclusive(dir)
-		if err != nil {
-			return false, fmt.Errorf("%w for cgroup %s: %w: the kubelet or the container runtime must have the cpuset controller on there", ErrRefused, dir, err)
+	if err := w.claim(leaf, cores); err != nil {
+		// Slices beside it may still have what ended while no agent was there to see it.
+		if tidyErr := w.tidy(kubeletTree(path)); tidyErr != nil {
+			return false, errors.Join(err, tidyErr)
 		}
-		want := union(have, cores)
-		if dir == leaf {
-			want = cores
-		}
-		if slices.Equal(have, want) {
-			continue
-		}
-		if err := writeText(filepath.Join(dir, exclusiveFile), topology.FormatCPUList(want)); err != nil {
-			return false, fmt.Errorf("%w for cgroup %s: %w: another cgroup beside it has CPUs %s for itself; give it others, such as by the kubelet's reservedSystemCPUs",
-				ErrRefused, dir, err, topology.FormatCPUList(cores))
+		if err := w.claim(leaf, cores); err != nil {
+			return false, err
 		}
 	}
 	if err := writeText(filepath.Join(leaf, partitionFile), "root"); err != nil {
@@ -152,7 +144,46 @@ func (w *Whole) take(path string, cores []int) (made bool, err error) {
 		err = fmt.Errorf("%w: the kernel says of cgroup %s, which is to have CPUs %s for itself: %q: another cgroup has one of them, or it is offline",
 			ErrRefused, leaf, topology.FormatCPUList(cores), strings.TrimSpace(string(state)))
 	}
-	return true, err
+	return err == nil, err
+}
+
+// claim has the cores as the leaf's own, from the top: a cgroup may have what the one above it has.
+func (w *Whole) claim(leaf string, cores []int) error {
+	for _, dir := range append(w.above(leaf), leaf) {
+		have, err := exclusive(dir)
+		if err != nil {
+			return fmt.Errorf("%w for cgroup %s: %w: the kubelet or the container runtime must have the cpuset controller on there", ErrRefused, dir, err)
+		}
+		want := union(have, cores)
+		if dir == leaf {
+			want = cores
+		}
+		if slices.Equal(have, want) {
+			continue
+		}
+		if err := writeExclusive(dir, want); err != nil {
+			return fmt.Errorf("%w for cgroup %s: %w: %s", ErrRefused, dir, err, w.beside(dir, cores))
+		}
+	}
+	return nil
+}
+
+// writeExclusive is what the kernel takes or refuses, but in tests.
+var writeExclusive = func(dir string, cpus []int) error {
+	return writeText(filepath.Join(dir, exclusiveFile), topology.FormatCPUList(cpus)+"\n")
+}
+
+// beside says who may have cores that a cgroup is refused.
+func (w *Whole) beside(dir string, cores []int) string {
+	entries, _ := os.ReadDir(filepath.Dir(dir)) // one that cannot be read names nobody
+	for _, entry := range entries {
+		other := filepath.Join(filepath.Dir(dir), entry.Name())
+		has, err := exclusive(other)
+		if other != dir && err == nil && len(without(has, cores)) < len(has) {
+			return fmt.Sprintf("cgroup %s beside it has CPUs %s for itself (%s): end what has them there", other, topology.FormatCPUList(has), exclusiveFile)
+		}
+	}
+	return fmt.Sprintf("another cgroup beside it has no CPUs but of %s; give it others, such as by the kubelet's reservedSystemCPUs", topology.FormatCPUList(cores))
 }
 
 // holds says whether a cgroup is a partition of the cores, and of no others. One that is offline comes back to it; the node
@@ -193,16 +224,7 @@ func (w *Whole) give(path string) error {
 		whileThere(leaf, writeText(filepath.Join(leaf, exclusiveFile), "\n")),
 	}
 	for _, dir := range slices.Backward(w.above(leaf)) {
-		have, err := exclusive(dir)
-		if err != nil {
-			failed = append(failed, whileThere(dir, err))
-			continue
-		}
-		below, err := w.below(dir)
-		failed = append(failed, err)
-		if err == nil && !slices.Equal(have, below) {
-			failed = append(failed, whileThere(dir, writeText(filepath.Join(dir, exclusiveFile), topology.FormatCPUList(below)+"\n")))
-		}
+		failed = append(failed, w.lessen(dir))
 	}
 	if err := errors.Join(failed...); err != nil {
 		return fmt.Errorf("cannot give cores back: %w", err)
@@ -210,23 +232,106 @@ func (w *Whole) give(path string) error {
 	return nil
 }
 
+// lessen takes from a cgroup what none of its children has. One that is a partition itself is somebody else's: here only
+// containers are.
+func (w *Whole) lessen(dir string) error {
+	have, err := exclusive(dir)
+	if err != nil || len(have) == 0 {
+		return unlessMissing(dir, err)
+	}
+	state, err := os.ReadFile(filepath.Join(dir, partitionFile))
+	if err != nil || strings.TrimSpace(string(state)) != "member" {
+		return unlessMissing(dir, err)
+	}
+	below, err := w.below(dir)
+	unused := without(have, below)
+	if err != nil || len(unused) == 0 {
+		return err
+	}
+	return whileThere(dir, writeExclusive(dir, without(have, unused)))
+}
+
 // below are the CPUs that the children of a cgroup have as their own.
 func (w *Whole) below(dir string) (cpus []int, err error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, whileThere(dir, err)
-	}
-	for _, entry := range entries {
-		if !entry.IsDir() {
-			continue
-		}
-		has, err := exclusive(filepath.Join(dir, entry.Name()))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // without the controller it has none
-			return nil, whileThere(filepath.Join(dir, entry.Name()), err)
+	children, err := childrenOf(dir)
+	for _, child := range children {
+		has, err := exclusive(child)
+		if err := unlessMissing(child, err); err != nil {
+			return nil, err
 		}
 		cpus = union(cpus, has)
 	}
-	return cpus, nil
+	return cpus, err
+}
+
+// tidy takes from the cgroups that the kubelet makes, its own at tree, those of the QoS classes and of pods, what no
+// container has any more: one that ended without the agent has left it there, and no cgroup beside could have it. What is
+// outside of that tree, or in a pod, is only read.
+func (w *Whole) tidy(tree string) error {
+	if tree == "" {
+		return nil
+	}
+	top := filepath.Join(w.root, tree)
+	pods, err := childrenOf(top)
+	failed := []error{err}
+	var classes []string
+	for _, dir := range pods {
+		if name := filepath.Base(dir); kubeletNames(name, "burstable") || kubeletNames(name, "besteffort") {
+			classes = append(classes, dir)
+			of, err := childrenOf(dir)
+			pods, failed = append(pods, of...), append(failed, err)
+		}
+	}
+	for _, dir := range slices.Concat(pods, classes, []string{top}) { // classes are among the pods, too, before theirs
+		failed = append(failed, w.lessen(dir))
+	}
+	if err := errors.Join(failed...); err != nil {
+		return fmt.Errorf("cannot give cores back that ended containers have left: %w", err)
+	}
+	return nil
+}
+
+// kubeletNames says whether the kubelet calls a cgroup so, with either cgroup driver and below any cgroup that its
+// configuration names (cgroupRoot).
+func kubeletNames(cgroup, name string) bool {
+	return cgroup == name || cgroup == name+".slice" || strings.HasSuffix(cgroup, "-"+name+".slice")
+}
+
+// kubeletTree is the kubelet's cgroup of all pods that a cgroup is in, "" if it is in none.
+func kubeletTree(path string) string {
+	for dir := path; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		if kubeletNames(filepath.Base(dir), "kubepods") {
+			return dir
+		}
+	}
+	return ""
+}
+
+// ownTree is the kubelet's cgroup that this process is in, as a pod is; "" if it is in none or cannot see that.
+func ownTree(root string) string {
+	path, err := Container{Root: root, Init: os.Getpid()}.cgroupOf("")
+	if err != nil {
+		return ""
+	}
+	return kubeletTree(path)
+}
+
+func childrenOf(dir string) (children []string, err error) {
+	entries, err := os.ReadDir(dir)
+	for _, entry := range entries {
+		if entry.IsDir() {
+			children = append(children, filepath.Join(dir, entry.Name()))
+		}
+	}
+	return children, whileThere(dir, err)
+}
+
+// unlessMissing forgives that a cgroup has no such file, without the controller, and what whileThere does.
+func unlessMissing(dir string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return whileThere(dir, err)
 }
 
 // whileThere forgives what failed because the cgroup has gone meanwhile.
@@ -255,8 +360,12 @@ func union(a, b []int) []int {
 // Broken implements Backend.
 func (w *Whole) Broken() map[int]error { return nil }
 
-// Open implements Backend.
-func (w *Whole) Open() error { return nil }
+// Open gives back what containers have left that ended while no agent was there.
+func (w *Whole) Open() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.tidy(w.tree)
+}
 
-// Close implements Backend: containers keep their cores, and the next agent finds them as it needs them.
-func (w *Whole) Close() error { return nil }
+// Close does the same: containers that run keep their cores, and the next agent finds them as it needs them.
+func (w *Whole) Close() error { return w.Open() }

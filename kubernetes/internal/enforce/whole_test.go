@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
@@ -262,5 +263,113 @@ func TestContainersHaveWholeCoresBesideEachOther(t *testing.T) {
 	}
 	if got := read(t, filepath.Join(backend.root, "kubepods", exclusiveFile)); got != "" {
 		t.Errorf("CPUs %s are left to nobody", strconv.Quote(got))
+	}
+}
+
+// kernel has the fake tree below root refuse exclusive CPUs as the kernel does: none that the cgroup above has not, or
+// that one beside has.
+func kernel(t *testing.T, root string) {
+	t.Helper()
+	plain := writeExclusive
+	t.Cleanup(func() { writeExclusive = plain })
+	writeExclusive = func(dir string, cpus []int) error {
+		above, err := exclusive(filepath.Dir(dir))
+		if filepath.Dir(dir) != root && (err != nil || len(without(cpus, above)) > 0) {
+			return syscall.EINVAL
+		}
+		beside, _ := childrenOf(filepath.Dir(dir))
+		for _, other := range beside {
+			if has, _ := exclusive(other); other != dir && len(without(cpus, has)) < len(cpus) {
+				return syscall.EINVAL
+			}
+		}
+		return plain(dir, cpus)
+	}
+}
+
+func TestCoresOfContainersThatEndedWithoutTheAgentAreGivenBack(t *testing.T) {
+	const burstable, ours = "kubepods.slice/kubepods-burstable.slice", "kubepods.slice/kubepods-pod2.slice/b.scope"
+	for name, open := range map[string]bool{"when the agent begins": true, "when another container needs them": false} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			for dir, cpus := range map[string]string{
+				// Container a of a pod that has gone, and c of a pod whose container has; d still runs.
+				"kubepods.slice": "1-4", burstable: "1-4", burstable + "/kubepods-burstable-pod1.slice": "3-4",
+				burstable + "/kubepods-burstable-pod1.slice/d.scope": "4", burstable + "/kubepods-burstable-pod1.slice/d.scope/inner": "",
+				filepath.Dir(ours): "", ours: "",
+				// Somebody else's: beside the kubelet's tree, within a container, and a partition in place of a pod.
+				"mine.slice": "5", "mine.slice/kubepods": "5", "kubepods.slice/kubepods-pod3.slice": "", "kubepods.slice/kubepods-pod3.slice/e.scope": "", "other": "6-7",
+			} {
+				write(t, root, map[string]string{dir + "/" + exclusiveFile: cpus + "\n", dir + "/" + partitionFile: "member\n", dir + "/" + effectiveFile: "0-7\n"})
+			}
+			write(t, root, map[string]string{
+				burstable + "/kubepods-burstable-pod1.slice/d.scope/" + partitionFile: "root\n",
+				"other/" + partitionFile: "root\n", ours + "/" + effectiveFile: "1-2\n",
+			})
+			kernel(t, root)
+			w := &Whole{root: root, cores: []int{1, 2, 3, 4}, tree: "/kubepods.slice"}
+			want := map[string]string{
+				"kubepods.slice": "4", burstable: "4", burstable + "/kubepods-burstable-pod1.slice": "4", burstable + "/kubepods-burstable-pod1.slice/d.scope": "4",
+				"mine.slice": "5", "mine.slice/kubepods": "5", "other": "6-7",
+			}
+			if open {
+				if err := w.Open(); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				if made, err := w.take("/"+ours, []int{1, 2}); !made || err != nil {
+					t.Fatalf("made is %t, %v", made, err)
+				}
+				want["kubepods.slice"], want[filepath.Dir(ours)], want[ours] = "1-2,4", "1-2", "1-2"
+			}
+			for dir, cpus := range want {
+				if got := read(t, filepath.Join(root, dir, exclusiveFile)); got != cpus {
+					t.Errorf("%s has %q, not %q", dir, got, cpus)
+				}
+			}
+			// Who has a core that is refused is named.
+			if _, err := w.take("/"+ours, []int{4}); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), burstable+" beside it has CPUs 4 for itself") {
+				t.Errorf("error is %v", err)
+			}
+		})
+	}
+}
+
+func TestNoCoresAreTakenFromPartitionsThatAreSomebodyElses(t *testing.T) {
+	root := t.TempDir()
+	for dir, cpus := range map[string]string{"kubepods": "1-3", "kubepods/burstable": "1", "kubepods/burstable/pod1": "1", "kubepods/pod2": "2", "kubepods/pod2/a": "", "kubepods/pod2/b": ""} {
+		write(t, root, map[string]string{dir + "/" + exclusiveFile: cpus + "\n", dir + "/" + partitionFile: "member\n"})
+	}
+	write(t, root, map[string]string{"kubepods/burstable/" + partitionFile: "isolated\n"})
+	w := &Whole{root: root, tree: "/kubepods"}
+	if err := w.Open(); err != nil {
+		t.Fatal(err)
+	}
+	for dir, cpus := range map[string]string{"kubepods": "1", "kubepods/burstable": "1", "kubepods/burstable/pod1": "", "kubepods/pod2": ""} {
+		if got := read(t, filepath.Join(root, dir, exclusiveFile)); got != cpus {
+			t.Errorf("%s has %q, not %q", dir, got, cpus)
+		}
+	}
+	// An agent that is in no pod does not know which tree is its kubelet's.
+	write(t, root, map[string]string{"kubepods/" + exclusiveFile: "1-3\n"})
+	if err := (&Whole{root: root}).Open(); err != nil || read(t, filepath.Join(root, "kubepods", exclusiveFile)) != "1-3" {
+		t.Errorf("it has taken some: %v", err)
+	}
+}
+
+func TestTheKubeletsTreeIsKnownByItsNames(t *testing.T) {
+	for path, want := range map[string]string{
+		"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/cri-a.scope": "/kubepods.slice",
+		"/kubepods/besteffort/pod1/a":                      "/kubepods",
+		"/kubelet.slice/kubelet-kubepods.slice/x-p1.slice": "/kubelet.slice/kubelet-kubepods.slice",
+		"/docker/1/kubelet/kubepods/pod1/a":                "/docker/1/kubelet/kubepods",
+		"/kubepods":                                        "/kubepods",
+		"/system.slice/containerd.service":                 "",
+		"/mykubepods/pod1":                                 "",
+		"/":                                                "",
+	} {
+		if got := kubeletTree(path); got != want {
+			t.Errorf("of %s it is %q, not %q", path, got, want)
+		}
 	}
 }

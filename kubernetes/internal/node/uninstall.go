@@ -96,7 +96,7 @@ func (n *Node) uninstall(ctx context.Context, leaving *leaving) error {
 		return errSettling
 	}
 	leaving.stop()
-	mistakes := []error{remove(networkCDIFile(n.config.CDIDirectory), n.config.Gate)}
+	mistakes := []error{remove(networkCDIFile(n.config.CDIDirectory), n.config.Gate), n.backend.Close()}
 	if n.config.Network != nil {
 		n.veths.keep(ctx, nil)
 		mistakes = append(mistakes, n.removeVethGroups(), n.leaveTaktd(ctx), remove(filepath.Join(n.config.Network.Plugins, "takt-cni"), n.config.Network.Sockets))

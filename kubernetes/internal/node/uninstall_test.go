@@ -25,8 +25,20 @@ import (
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/adminv1"
+	"github.com/takt-dev/takt/kubernetes/internal/enforce"
 	"github.com/takt-dev/takt/kubernetes/internal/objects"
 )
+
+// closing is a backend that has something of the node until it is closed.
+type closing struct {
+	enforce.Backend
+	closed int
+}
+
+func (c *closing) Close() error {
+	c.closed++
+	return nil
+}
 
 func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 	s := newSite(t)
@@ -52,7 +64,8 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 	}
 	s.write(list, `{"plugins": [{"type": "bridge"}, {"type": "takt-cni"}]}`)
 	s.taktd("[[network]]\nname = \"tsn\"\ncarrier = \"vxlan:42\"\nstations = [{ mac = \"02:00:00:00:00:09\", vtep = \"192.0.2.9\" }]\n")
-	agent, err := New(nodeName, s.config, s.client, s.events, s.backend)
+	backend := &closing{Backend: s.backend}
+	agent, err := New(nodeName, s.config, s.client, s.events, backend)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,11 +176,17 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 	if err := agent.uninstall(background, leaving); !errors.Is(err, errSettling) || len(leaving.helpers) == 0 {
 		t.Errorf("as soon as nothing is in the way: %v, with %d drivers", err, len(leaving.helpers))
 	}
+	if backend.closed != 0 {
+		t.Error("what the backend has of the node is given back before all is out of the way")
+	}
 	// Also a second time.
 	for range 2 {
 		if err := agent.uninstall(background, leaving); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if backend.closed != 2 {
+		t.Errorf("the backend was closed %d times", backend.closed)
 	}
 	if _, err := os.Stat(group); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the cgroup of veths is left: %v", err)
