@@ -23,8 +23,10 @@ const WholeName = "whole-core"
 // there but the kernel's threads of these CPUs. Its threads are SCHED_FIFO or SCHED_RR, as with the backends for groups.
 // docs/decisions/0032-whole-cores.md has what was tried.
 type Whole struct {
-	root  string
-	cores []int
+	// machine is the root directory, root where cgroup v2 is mounted below it.
+	machine string
+	root    string
+	cores   []int
 	// tree is the kubelet's own cgroup below root, as this process knows it by its own; "" if it is in none.
 	tree string
 	mu   sync.Mutex
@@ -55,7 +57,7 @@ func NewWhole(root string, cores []int) (*Whole, error) {
 	if limited, err := sched.Throttles(root); err != nil || (!served && limited) {
 		return nil, errors.Join(err, fmt.Errorf("backend %s needs Linux 6.12 or later, or kernel.sched_rt_runtime_us -1: this kernel keeps real-time threads off their cores for a part of each second", WholeName))
 	}
-	return &Whole{root: dir, cores: cores, tree: ownTree(root)}, nil
+	return &Whole{machine: root, root: dir, cores: cores, tree: ownTree(root)}, nil
 }
 
 // Name implements Backend.
@@ -104,7 +106,12 @@ func (w *Whole) Enforce(c Container, grants []Grant) (Enforcement, error) {
 		cores = append(cores, grant.Cores...)
 	}
 	slices.Sort(cores)
-	if _, err := w.take(path, cores); err != nil {
+	keep := w.keeper(path, cores)
+	first := func() (bool, error) { return w.take(path, cores) }
+	if c.Runs {
+		first = keep
+	}
+	if _, err := first(); err != nil {
 		return nil, errors.Join(err, w.give(path))
 	}
 	if err := letPrioritise(c.Init); err != nil {
@@ -112,9 +119,38 @@ func (w *Whole) Enforce(c Container, grants []Grant) (Enforcement, error) {
 	}
 	return (&threads{
 		members: members, all: togetherSeats(grants), attr: groupAttr(grants), free: true,
-		keep:    func() (bool, error) { return w.take(path, cores) },
+		keep:    keep,
 		release: func() error { return w.give(path) },
 	}).start(c.Runs)
+}
+
+// keeper is what keeps the cgroup at path, of a container that runs, a partition of the cores. Without one of them online it
+// can be none, which the node tells: the container goes on where it can, and is made one again when a core is back, which
+// nobody has written over.
+func (w *Whole) keeper(path string, cores []int) func() (rewritten bool, err error) {
+	away := false
+	return func() (bool, error) {
+		if is, err := w.offline(cores); is || err != nil {
+			away = away || is
+			return false, err
+		}
+		made, err := w.take(path, cores)
+		if err != nil || !away {
+			return made, err
+		}
+		away = false
+		return false, nil
+	}
+}
+
+// offline says whether all of the cores are.
+func (w *Whole) offline(cores []int) (bool, error) {
+	text, err := os.ReadFile(filepath.Join(w.machine, "sys/devices/system/cpu/online"))
+	if err != nil {
+		return false, fmt.Errorf("cannot read which CPUs are online: %w", err)
+	}
+	online, err := topology.ParseCPUList(string(text))
+	return err == nil && len(without(cores, online)) == len(cores), err
 }
 
 // take makes the cgroup at path (below root) a partition of the cores, if it is none: then made is true. A cgroup that has

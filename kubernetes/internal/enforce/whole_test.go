@@ -125,6 +125,50 @@ func TestCoresAreTakenFromTheTopAndGivenBackFromBelow(t *testing.T) {
 	}
 }
 
+// The kernel makes a partition of no CPU that is online invalid, and says "root" to nobody who asks for it again.
+func TestAContainerOfOneCoreThatGoesOfflineIsKept(t *testing.T) {
+	root := t.TempDir()
+	w := &Whole{machine: root, root: filepath.Join(root, "cgroup"), cores: []int{1}}
+	const leaf = "cgroup/kubepods/pod/a/"
+	for _, dir := range []string{"cgroup/kubepods/", "cgroup/kubepods/pod/", leaf} {
+		write(t, root, map[string]string{dir + exclusiveFile: "1\n", dir + partitionFile: "member\n"})
+	}
+	is := func(online, state, effective string) {
+		write(t, root, map[string]string{"sys/devices/system/cpu/online": online, leaf + partitionFile: state, leaf + effectiveFile: effective})
+	}
+	of := &threads{keep: w.keeper("/kubepods/pod/a", []int{1})}
+	is("0-1\n", "root\n", "1\n")
+	look := func(when string, rewritten int) {
+		t.Helper()
+		// Without patience: a failure would end the container here that goes on for longer than latePatience.
+		if err := of.surround(0); err != nil || of.rewritten != rewritten || !of.unkept.IsZero() {
+			t.Errorf("%s: %v, put back %d times, not kept since %v", when, err, of.rewritten, of.unkept)
+		}
+	}
+	look("online", 0)
+	for range 10 {
+		is("0\n", "root invalid (Invalid cpu list in cpuset.cpus.exclusive)\n", "0\n")
+		look("offline", 0)
+		if got := read(t, filepath.Join(root, leaf, partitionFile)); !strings.HasPrefix(got, "root invalid") {
+			t.Fatalf("offline, it was written again: %q", got)
+		}
+	}
+	// Back again it has to be made one anew, which is nobody's fault.
+	is("0-1\n", "root invalid (Invalid cpu list in cpuset.cpus.exclusive)\n", "1\n")
+	look("online again", 0)
+	if got := read(t, filepath.Join(root, leaf, partitionFile)); got != "root" {
+		t.Errorf("it is %q", got)
+	}
+	// That one is somebody's.
+	is("0-1\n", "member\n", "1\n")
+	look("ended by hand", 1)
+	// What fails is no restoring, and has an end.
+	is("0-1\n", "member\n", "0\n")
+	if err := of.surround(0); !errors.Is(err, ErrRefused) || of.rewritten != 1 {
+		t.Errorf("on the CPUs of others: %v, put back %d times", err, of.rewritten)
+	}
+}
+
 // pods are two containers in cgroups as the kubelet makes them, on a machine of cgroup v2 with three CPUs.
 func pods(t *testing.T) (backend *Whole, a, b *program) {
 	t.Helper()
@@ -246,6 +290,21 @@ func TestContainersHaveWholeCoresBesideEachOther(t *testing.T) {
 	if got := allowed(t, static.cmd.Process.Pid); slices.Contains(got, 1) || slices.Contains(got, 2) {
 		t.Errorf("the container of the static CPU manager may run on %v", got)
 	}
+	// The only core of one goes offline, for as long as it may.
+	const second = "/sys/devices/system/cpu/cpu2/online"
+	if err := os.WriteFile(second, []byte("0"), 0); err == nil {
+		for range 3 {
+			if states, err := eb.(*threads).refresh(0); err != nil || states[0].Rewritten != 0 || states[0].Waiting != 0 {
+				t.Errorf("with its only core offline: %+v, %v", states, err)
+			}
+		}
+		if err := os.WriteFile(second, []byte("1"), 0); err != nil {
+			t.Fatal(err)
+		}
+		if states, err := eb.(*threads).refresh(0); err != nil || states[0].Rewritten != 0 || !slices.Equal(allowed(t, b.cmd.Process.Pid), []int{2}) {
+			t.Errorf("online again it may run on %v: %+v, %v", allowed(t, b.cmd.Process.Pid), states, err)
+		}
+	}
 	a.end()
 	if err := ea.Release(); err != nil {
 		t.Fatal(err)
@@ -253,9 +312,18 @@ func TestContainersHaveWholeCoresBesideEachOther(t *testing.T) {
 	if got := allowed(t, b.cmd.Process.Pid); !slices.Equal(got, []int{2}) {
 		t.Errorf("when the other has gone it may run on %v", got)
 	}
-	// The cgroup is gone before the agent hears of it.
+	// The cgroup is gone before the agent hears of it: another pod has the core all the same.
 	b.end()
 	if err := os.Remove(b.cgroup); err != nil {
+		t.Fatal(err)
+	}
+	next := beginIn(t, filepath.Join(backend.root, "kubepods/one/next"))
+	en := enforce(t, backend, next, whole("next", 2))
+	if got := allowed(t, next.cmd.Process.Pid); !slices.Equal(got, []int{2}) {
+		t.Errorf("the one that has the core next may run on %v", got)
+	}
+	next.end()
+	if err := en.Release(); err != nil {
 		t.Fatal(err)
 	}
 	if err := eb.Release(); err != nil {

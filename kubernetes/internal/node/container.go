@@ -348,7 +348,11 @@ func (n *Node) refresh(ctx context.Context, c *container) {
 				c.name, state.LastUnpinned.Name, n.backend.Name(), enforce.PartitionName)
 		}
 		if is.rewritten {
-			n.event(c.pod, corev1.EventTypeWarning, reasonRestored, "container %s: something else on the node had written another budget into its cgroup than %s has reserved, which is restored: let only the agent write it",
+			what := "written another budget into its cgroup than %s has reserved"
+			if n.backend.Name() == enforce.WholeName {
+				what = "ended, or changed, the cpuset partition of the cores that %s has reserved"
+			}
+			n.event(c.pod, corev1.EventTypeWarning, reasonRestored, "container %s: something else on the node had "+what+", which is restored: let only the agent write it",
 				c.name, state.Grant)
 		}
 		if state.Narrowed > 0 {

@@ -298,6 +298,25 @@ func (r rewrittenEnforcement) Refresh() ([]enforce.State, error) {
 	return states, err
 }
 
+// wholeCores says that it gives whole cores.
+type wholeCores struct{ enforce.Backend }
+
+func (wholeCores) Name() string { return enforce.WholeName }
+
+func TestThePodIsToldOfCoresThatWereRestored(t *testing.T) {
+	times := &atomic.Int32{}
+	s := newSiteWith(t, wholeCores{rewritten{enforce.Deadline{}, times}})
+	b := s.reserved("pod", "idle")
+	if err := b.gate(); err != nil {
+		t.Fatal(err)
+	}
+	times.Store(1)
+	s.until("the pod is told", func() bool { return len(s.events.of("pod", reasonRestored)) > 0 })
+	if told := s.events.of("pod", reasonRestored); !strings.Contains(told[0], "the cpuset partition of the cores that") || strings.Contains(told[0], "budget") {
+		t.Errorf("the pod is told %q", told)
+	}
+}
+
 func TestThePodIsToldOfABudgetThatWasRestored(t *testing.T) {
 	times := &atomic.Int32{}
 	s := newSiteWith(t, rewritten{enforce.Deadline{}, times})
