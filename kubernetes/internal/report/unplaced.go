@@ -200,20 +200,33 @@ func (c *cluster) room(ctx context.Context, alloc structured.Allocator, claims .
 	return names, nil
 }
 
-// impossible names the requests of a claim that no node has the devices for by itself.
+// impossible names the requests of a claim that no node has the devices for by itself, and says of one for whole cores which nodes would.
 func (c *cluster) impossible(ctx context.Context, claim *resourceapi.ResourceClaim) string {
 	var names []string
+	whole := ""
 	for _, request := range claim.Spec.Devices.Requests {
 		alone := claim.DeepCopy()
 		alone.Spec.Devices.Requests, alone.Spec.Devices.Constraints = []resourceapi.DeviceRequest{request}, nil
 		if nodes, err := c.room(ctx, c.empty, alone); err == nil && len(nodes) == 0 {
 			names = append(names, request.Name)
+			if wholeCores(request) {
+				whole = ", where whole cores are only of nodes with the backend whole-core"
+			}
 		}
 	}
 	if len(names) == 0 {
 		return ""
 	}
-	return ", for its request " + strings.Join(names, " and ")
+	return ", for its request " + strings.Join(names, " and ") + whole
+}
+
+// wholeCores says whether a request asks for all of a core, as a runtime does that is as long as its period.
+func wholeCores(request resourceapi.DeviceRequest) bool {
+	if request.Exactly == nil || request.Exactly.Capacity == nil {
+		return false
+	}
+	ppm, found := request.Exactly.Capacity.Requests[reservation.Bandwidth]
+	return found && ppm.Value() == reservation.WholeCore
 }
 
 // where are some of these nodes, and how many more there are.

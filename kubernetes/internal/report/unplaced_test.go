@@ -108,6 +108,7 @@ func TestAPodThatWaitsForANodeIsToldWhichOfItsClaimsHasRoomWhere(t *testing.T) {
 		allocated(gate("little", 100), reservation.NetworkDriver, "one", "pods", gates, 100), gate("gate-all", 1000), misspelt,
 		claims(pod("default", "taken", "", nil), "gate-all"),
 		claims(pod("default", "misspelt", "", nil), "misspelt"),
+		cpu("cpu-whole", reservation.WholeCore), claims(pod("default", "whole", "", nil), "cpu-whole"),
 		templated, unmade,
 	}
 	// All but 300 of a core of the first are taken, and the second has gates for little.
@@ -137,7 +138,9 @@ func TestAPodThatWaitsForANodeIsToldWhichOfItsClaimsHasRoomWhere(t *testing.T) {
 		"templated": "not placed yet: claim cpu-much (cpu) has room on no node" + never,
 		"taken":     "not placed yet: claim gate-all (its-gate-all) has room on no node",
 		"misspelt":  "not placed yet: claim misspelt (its-misspelt) has room on no node" + never,
-		"unmade":    notPlaced,
+		"whole": "not placed yet: claim cpu-whole (its-cpu-whole) has room on no node" +
+			strings.Replace(never, " (see", ", where whole cores are only of nodes with the backend whole-core (see", 1),
+		"unmade": notPlaced,
 	} {
 		if told[name] != want {
 			t.Errorf("%s: %q, not %q", name, told[name], want)
