@@ -63,7 +63,7 @@ func (m *member) rotate(ctx context.Context, self *network.TaktNode, has *adminv
 }
 
 // allKnow is why a runtime that answers might lose the node when that takes its next key: the controller has found its node away, or
-// it is no node's. What the controller finds comes by the API server, and what counts here is whether the two have channels.
+// it is no node's, which is not to be lost while it is away either. What the controller finds comes by the API server, and what counts here is whether the two have channels.
 func (m *member) allKnow(ctx context.Context, rotation *network.KeyRotation) error {
 	all, err := m.admin.ListPeers(ctx, &adminv1.ListPeersRequest{})
 	if err != nil {
@@ -92,13 +92,16 @@ func (m *member) allKnow(ctx context.Context, rotation *network.KeyRotation) err
 		}
 	}
 	for _, peer := range all.GetPeers() {
-		if peer.GetState() != adminv1.PeerState_PEER_STATE_UP || peer.GetAuthentication() != adminv1.Authentication_AUTHENTICATION_NODE {
+		answers := peer.GetState() == adminv1.PeerState_PEER_STATE_UP && peer.GetAuthentication() == adminv1.Authentication_AUTHENTICATION_NODE
+		if nodes[peer.GetAddress()] || !answers && (!peer.GetConfigured() || peer.GetKey() == "") {
 			continue
 		}
-		if !nodes[peer.GetAddress()] {
-			return fmt.Errorf("peer %s answers and is no node of this cluster: nobody here knows whether it lists the next key, %s: have it list that as next_key of this node, then run `takt key rotate --switch` here, and have it list that key alone",
-				peer.GetAddress(), rotation.To)
+		how := "answers"
+		if !answers {
+			how = "does not answer now"
 		}
+		return fmt.Errorf("peer %s %s and is no node of this cluster: nobody here knows whether it lists the next key, %s: have it list that as next_key of this node, then run `takt key rotate --switch` here, and have it list that key alone; or take it out here (`takt peer remove %s`, and of taktd's configuration) if it is gone",
+			peer.GetAddress(), how, rotation.To, peer.GetAddress())
 	}
 	return nil
 }

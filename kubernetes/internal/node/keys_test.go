@@ -483,6 +483,17 @@ type transport func(*http.Request) (*http.Response, error)
 
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
 
+// What is away at that moment would have lost the node when it is back.
+func TestANodeKeepsItsKeyForAPeerThatIsAwayAndNoNodeOfTheCluster(t *testing.T) {
+	for keys, wanted := range map[string]string{key1: "peer 198.51.100.9:7400 does not answer now and is no node of this cluster", "": ""} {
+		has := &tables{stations: map[string]*adminv1.Station{}, peers: map[string]string{"192.0.2.2:7400": key2, "198.51.100.9:7400": keys}}
+		err := memberOf(t, t.TempDir(), has, bare("node-1", true), nodeOf("node-2")).allKnow(background, &network.KeyRotation{To: key2})
+		if (err == nil) != (wanted == "") || err != nil && !strings.Contains(err.Error(), wanted) {
+			t.Errorf("%q: %v", keys, err)
+		}
+	}
+}
+
 func TestANodeSaysThatItTakesAKeyOfBeforeAsLongAsThatIsAskedFor(t *testing.T) {
 	for _, tc := range []struct {
 		state, message, keys string
