@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	reservation "github.com/takt-dev/takt/kubernetes/api/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/sched"
@@ -274,6 +275,34 @@ func TestAContainerWithWholeCoresIsAloneOnThemWithFixedPrioritiesInside(t *testi
 	}
 }
 
+func TestAnotherPodHasTheCoresOfOneThatEndedWithoutTheAgent(t *testing.T) {
+	backend, a, b := pods(t)
+	enforce(t, backend, a, whole("a", 1, 2))
+	a.end()
+	if err := os.Remove(a.cgroup); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); read(t, filepath.Join(backend.root, effectiveFile)) != "0-2"; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("all have CPUs %s", read(t, filepath.Join(backend.root, effectiveFile)))
+		}
+	}
+	if got := read(t, filepath.Join(backend.root, "kubepods/one", exclusiveFile)); got != "1-2" {
+		t.Errorf("its pod has %q left", got)
+	}
+	e := enforce(t, backend, b, whole("b", 2))
+	if got := allowed(t, b.cmd.Process.Pid); !slices.Equal(got, []int{2}) {
+		t.Errorf("the one that has a core next may run on %v", got)
+	}
+	if got := read(t, filepath.Join(backend.root, "kubepods/one", exclusiveFile)); got != "" {
+		t.Errorf("the other pod still has %q", got)
+	}
+	b.end()
+	if err := e.Release(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestContainersHaveWholeCoresBesideEachOther(t *testing.T) {
 	backend, a, b := pods(t)
 	// The static CPU manager has given one of these cores to a container that is none of ours.
@@ -312,18 +341,9 @@ func TestContainersHaveWholeCoresBesideEachOther(t *testing.T) {
 	if got := allowed(t, b.cmd.Process.Pid); !slices.Equal(got, []int{2}) {
 		t.Errorf("when the other has gone it may run on %v", got)
 	}
-	// The cgroup is gone before the agent hears of it: another pod has the core all the same.
+	// The cgroup is gone before the agent hears of it.
 	b.end()
 	if err := os.Remove(b.cgroup); err != nil {
-		t.Fatal(err)
-	}
-	next := beginIn(t, filepath.Join(backend.root, "kubepods/one/next"))
-	en := enforce(t, backend, next, whole("next", 2))
-	if got := allowed(t, next.cmd.Process.Pid); !slices.Equal(got, []int{2}) {
-		t.Errorf("the one that has the core next may run on %v", got)
-	}
-	next.end()
-	if err := en.Release(); err != nil {
 		t.Fatal(err)
 	}
 	if err := eb.Release(); err != nil {
