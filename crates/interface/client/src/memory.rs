@@ -78,9 +78,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct TxMemory {
     /// Per chunk: 0, or 1 + the order of the block of ours that starts there, with [`IN_FLIGHT`].
     marks: Box<[AtomicU8]>,
-    /// Per chunk of the receive region: 0, or [`IN_FLIGHT`] where a received message starts that was forwarded. Made with
-    /// the first.
-    forwarded: OnceLock<Box<[AtomicU8]>>,
+    /// Per chunk of the receive region: how many messages that started there were forwarded and are not known to be completed. The
+    /// runtime puts the next one there before anybody has looked. Made with the first.
+    forwarded: OnceLock<Box<[AtomicU32]>>,
     rx_chunks: usize,
     /// Per chunk: how many sinks of other sessions have the block that starts there. Made with the first.
     holders: OnceLock<Box<[AtomicU8]>>,
@@ -139,13 +139,6 @@ impl TxMemory {
         shared.accounts.retain(|other| other.strong_count() > 0);
         shared.accounts.push(Arc::downgrade(&account));
         account
-    }
-
-    fn mark(&self, chunk: u32) -> Option<&AtomicU8> {
-        match chunk & RX_REGION {
-            0 => self.marks.get(chunk as usize),
-            _ => self.forwarded.get()?.get((chunk & !RX_REGION) as usize),
-        }
     }
 
     /// A block of at least `len` bytes for the source of `account`; `None` when there is none.
@@ -210,12 +203,14 @@ impl TxMemory {
 
     fn take(&self, buddy: &mut Buddy, order: usize) -> Option<u32> {
         let chunk = buddy.allocate(CHUNK.checked_shl(order as u32)?)?;
-        self.mark(chunk)?.store(order as u8 + 1, Ordering::Relaxed);
+        self.marks
+            .get(chunk as usize)?
+            .store(order as u8 + 1, Ordering::Relaxed);
         Some(chunk)
     }
 
     fn give(&self, buddy: &mut Buddy, chunk: u32) {
-        if let Some(mark) = self.mark(chunk) {
+        if let Some(mark) = self.marks.get(chunk as usize) {
             mark.store(0, Ordering::Relaxed);
         }
         // A block of ours, by its mark.
@@ -278,6 +273,26 @@ impl TxMemory {
         Ok(())
     }
 
+    /// What was emitted or forwarded from there is not under way any more: the block that is ours again, if one is. `None`: nothing
+    /// was.
+    fn complete(&self, chunk: u32) -> Option<Option<Block>> {
+        if chunk & RX_REGION != 0 {
+            let under_way = self.forwarded.get()?.get((chunk & !RX_REGION) as usize)?;
+            let less = |count: u32| count.checked_sub(1);
+            let known = under_way.try_update(Ordering::Relaxed, Ordering::Relaxed, less);
+            return known.ok().map(|_| None);
+        }
+        let mark = self.marks.get(chunk as usize)?;
+        let order = mark.load(Ordering::Relaxed);
+        if order & IN_FLIGHT == 0 {
+            return None;
+        }
+        let order = order & !IN_FLIGHT;
+        mark.store(order, Ordering::Relaxed);
+        let lent = self.holders_of(chunk) > 0;
+        Some((order.checked_sub(1).filter(|_| !lent)).map(|order| Block { chunk, order }))
+    }
+
     /// Takes completions of an account, a batch at most: the blocks that are ours again, and how many it took. What was
     /// forwarded is the runtime's.
     fn completions(
@@ -300,22 +315,13 @@ impl TxMemory {
             else {
                 break;
             };
-            let mark = self.mark(completion.chunk);
-            let order = mark.map_or(0, |mark| mark.load(Ordering::Relaxed));
-            let (Some(mark), true) = (mark, order & IN_FLIGHT != 0) else {
-                return Err(Impossible(format!(
+            *place = self.complete(completion.chunk).ok_or_else(|| {
+                Impossible(format!(
                     "chunk {} completed, which is not under way",
                     completion.chunk
-                )));
-            };
-            let order = order & !IN_FLIGHT;
-            mark.store(order, Ordering::Relaxed);
+                ))
+            })?;
             outcomes.record(&completion);
-            let lent = completion.chunk & RX_REGION == 0 && self.holders_of(completion.chunk) > 0;
-            *place = order.checked_sub(1).filter(|_| !lent).map(|order| Block {
-                chunk: completion.chunk,
-                order,
-            });
             completed += 1;
         }
         if completed > 0 {
@@ -487,23 +493,26 @@ impl TxMemory {
     /// The block is emitted from now on.
     #[inline]
     pub(crate) fn emitted(&self, block: Block) {
-        if let Some(mark) = self.mark(block.chunk) {
+        if let Some(mark) = self.marks.get(block.chunk as usize) {
             mark.store((block.order + 1) | IN_FLIGHT, Ordering::Relaxed);
         }
     }
 
     /// The block was not emitted after all.
     pub(crate) fn not_emitted(&self, block: Block) {
-        if let Some(mark) = self.mark(block.chunk) {
+        if let Some(mark) = self.marks.get(block.chunk as usize) {
             mark.store(block.order + 1, Ordering::Relaxed);
         }
     }
 
     /// The received message that starts there is forwarded from now on, or, if `false`, was not after all.
     pub(crate) fn forwarded(&self, chunk: u32, is: bool) {
-        let all = self.forwarded.get_or_init(|| marks(self.rx_chunks));
-        if let Some(mark) = all.get(chunk as usize) {
-            mark.store(if is { IN_FLIGHT } else { 0 }, Ordering::Relaxed);
+        let none = || (0..self.rx_chunks).map(|_| AtomicU32::new(0)).collect();
+        if let Some(under_way) = self.forwarded.get_or_init(none).get(chunk as usize) {
+            match is {
+                true => under_way.fetch_add(1, Ordering::Relaxed),
+                false => under_way.fetch_sub(1, Ordering::Relaxed),
+            };
         }
     }
 

@@ -259,10 +259,10 @@ fn jumped(ring: Ring, by: u32) -> takt_session::Failure {
             }
         }
         let packet = transport::receive(&h.socket, false).ok().flatten();
-        reason = packet.and_then(|packet| {
+        reason = packet.map(|packet| {
             let reply = Envelope::<Reply>::decode(&packet.bytes).expect("decode");
             match reply.message {
-                Reply::Ended(failure) => Some(failure),
+                Reply::Ended(failure) => failure,
                 other => panic!("expected the end, got {other:?}"),
             }
         });

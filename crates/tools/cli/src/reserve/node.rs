@@ -24,19 +24,22 @@ enum Backend {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Order {
     /// The first one
-    FirstFit,
+    #[value(name = "first-fit")]
+    First,
     /// The fullest, so that others stay free for wide ones
-    BestFit,
+    #[value(name = "best-fit")]
+    Best,
     /// The emptiest, so that all have something left
-    WorstFit,
+    #[value(name = "worst-fit")]
+    Worst,
 }
 
 impl From<Order> for Fit {
     fn from(order: Order) -> Self {
         match order {
-            Order::FirstFit => Self::First,
-            Order::BestFit => Self::Best,
-            Order::WorstFit => Self::Worst,
+            Order::First => Self::First,
+            Order::Best => Self::Best,
+            Order::Worst => Self::Worst,
         }
     }
 }
