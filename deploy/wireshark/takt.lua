@@ -117,6 +117,8 @@ local malformed = ProtoExpert.new("takt.malformed", "Malformed", expert.group.MA
 takt.experts = { malformed }
 
 local HEADER, TAG, RECORD, LONG = 24, 16, 24, 32
+-- Most records of a message.
+local MOST_FRAGMENTS = 0x1000000
 
 -- How long a record is and whether it can be one, from `at` on in `room` bytes: its header and payload, or nil and why.
 local function measure(buffer, at, room)
@@ -135,6 +137,7 @@ local function measure(buffer, at, room)
 		if stride > 0 then
 			-- At most 48 bits: a number of Lua has 53.
 			if index * stride >= length then return nil, "a fragment beyond its message" end
+			if math.ceil(length / stride) > MOST_FRAGMENTS then return nil, "a message in too many fragments" end
 			payload = math.min(stride, length - index * stride)
 		elseif index ~= 0 then
 			return nil, "a whole message with a fragment index"
