@@ -39,6 +39,8 @@ use crate::other_traffic::By;
 const PERIODS: std::ops::RangeInclusive<u32> = 100..=60_000;
 /// What `Watch` takes for 0.
 const USUAL_PERIOD: u32 = 1000;
+/// Connections are asked so often whether somebody is there, and have so long to answer.
+const KEEPALIVE: Duration = Duration::from_secs(20);
 
 /// The node is stopping, or the runtime has ended.
 pub(super) fn unavailable() -> Status {
@@ -77,6 +79,9 @@ impl AdminApi {
         };
         let socket::AdminSocket { listener, path } = self.socket;
         let result = tonic::transport::Server::builder()
+            // Who has begun and answers nothing any more keeps no place of others.
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .http2_keepalive_timeout(Some(KEEPALIVE))
             .add_service(AdminServer::new(service))
             .serve_with_incoming_shutdown(incoming::connections(listener), async move {
                 // An error: nobody is left to say stop, which is as good.
