@@ -138,12 +138,18 @@ impl Charge {
         }
     }
 
-    /// Whether the session's tenant may have all that it holds a second time.
-    pub fn has_room_again(&self, policy: &Policy) -> bool {
-        // It takes no place of its own any more when it comes again.
+    /// Whether the session's tenant may have all that it holds a second time, beside what these of its sessions hold.
+    pub fn has_room_again<'c>(&self, policy: &Policy, and: impl Iterator<Item = &'c Self>) -> bool {
+        // They take no places of their own any more when they come again.
+        let again = and.fold(self.usage, |sum, one| Usage {
+            memory: sum.memory + one.usage.memory,
+            endpoints: sum.endpoints + one.usage.endpoints,
+            descriptors: sum.descriptors + one.usage.descriptors,
+            ..sum
+        });
         let again = Usage {
             sessions: 0,
-            ..self.usage
+            ..again
         };
         self.check(policy, again).is_ok()
     }

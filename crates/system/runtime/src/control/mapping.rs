@@ -229,15 +229,10 @@ impl Control {
         let mut lanes = self.lanes_of_class(&lanes, qos, session.unplaced.is_none())?;
         let now = self.now();
         let wished = match session.unplaced {
-            Some(_) => self.moves.take(session, now),
+            Some(_) => self.moves.wished(session, now),
             None => None,
         };
-        let wished = wished.filter(|(lane, _)| lanes.contains(lane));
-        let (wished, moved) = wished.unzip();
-        let waits = moved.as_ref().is_some_and(|moved| self.follow(id, moved));
-        let Some(session) = self.sessions.get(&id) else {
-            return Err(ErrorCode::Closed.into());
-        };
+        let wished = wished.filter(|lane| lanes.contains(lane));
         let tenant = &session.policy.identity;
         // What that lane carries, as the session's streams were checked for it, unless it has failed since.
         let there = wished.and_then(|lane| Some((lane, self.choose(tenant, qos, &[lane]).ok()?)));
@@ -274,7 +269,11 @@ impl Control {
         if let Some(unplaced) = session.unplaced.take() {
             self.lanes[session.lane].sessions -= 1;
             session.lane = lane;
-            (session.moved, session.waits) = (moved, waits);
+            let moved = self.moves.take(session, now);
+            let waits = moved.as_ref().is_some_and(|moved| self.follow(id, moved));
+            if let Some(session) = self.sessions.get_mut(&id) {
+                (session.moved, session.waits) = (moved, waits);
+            }
             self.lanes[lane].sessions += 1;
             self.lanes[lane].handle.send(Command::AddSession(unplaced));
         }

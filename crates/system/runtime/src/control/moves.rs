@@ -110,16 +110,29 @@ impl Moves {
         }
     }
 
-    /// The lane that a session is moved to and why, if it is one that was waited for.
-    pub(super) fn take(&mut self, session: &Session, now: Duration) -> Option<(usize, Moved)> {
-        self.expected.retain(|one| one.until > now);
+    fn position(&self, session: &Session, now: Duration) -> Option<usize> {
         let is_it = |one: &Expected| {
             let known = (one.tenant, one.pid) == (session.tenant, session.pid);
-            known && one.name == session.name && session.since >= one.moved.at
+            known && one.name == session.name && session.since >= one.moved.at && one.until > now
         };
-        let at = self.expected.iter().position(is_it)?;
-        let one = self.expected.remove(at)?;
-        Some((one.lane, one.moved))
+        self.expected.iter().position(is_it)
+    }
+
+    /// The lane that a session is moved to, if it is one that is waited for.
+    pub(super) fn wished(&self, session: &Session, now: Duration) -> Option<usize> {
+        Some(self.expected[self.position(session, now)?].lane)
+    }
+
+    /// It is there: how it came.
+    pub(super) fn take(&mut self, session: &Session, now: Duration) -> Option<Moved> {
+        let at = self.position(session, now)?;
+        Some(self.expected.remove(at)?.moved)
+    }
+
+    /// Sessions of a tenant that are to come back, as they were.
+    fn of(&self, tenant: u32) -> impl Iterator<Item = SessionId> {
+        let of_it = self.expected.iter().filter(move |one| one.tenant == tenant);
+        of_it.map(|one| one.moved.before)
     }
 }
 
@@ -127,6 +140,10 @@ impl Control {
     /// Moves a session to a lane, which has to carry all that it has open, because an operator says so.
     pub(super) fn move_session(&mut self, id: SessionId, lane: usize) -> Result<(), Failure> {
         let refuse = |code, text: String| Err(Failure::new(code, text));
+        if self.drain.is_some() {
+            let text = "the node is about to stop: nobody can come again".to_owned();
+            return refuse(ErrorCode::ShuttingDown, text);
+        }
         let there = |session: &&Session| session.arena.is_some() && session.goes_on();
         let Some(session) = self.sessions.get(&id).filter(there) else {
             return refuse(
@@ -254,8 +271,9 @@ impl Control {
             // Frames have no numbers to be told apart by.
             || session.sources.iter().any(|source| source.channel.is_none())
             || session.streams.iter().any(|stream| scheduled(&stream.datapath))
-            // It is there twice for a while.
-            || !session.charge.has_room_again(&session.policy);
+            // It is there twice for a while, as others of its tenant are that are to come back.
+            || !session.charge.has_room_again(&session.policy, self.moves.of(session.tenant)
+                .filter_map(|id| Some(&self.sessions.get(&id)?.charge)));
         let all = if stays {
             Vec::new()
         } else {
@@ -294,11 +312,13 @@ impl Control {
             return;
         };
         if now >= next {
-            let goes = self.config.balance.lanes;
+            // Of a lane that has become overloaded since the last look nobody goes yet.
+            let overloaded = |lane| self.balancing.load(lane).is_some_and(|(_, is)| is);
+            let goes = |session: &Session| self.config.balance.lanes && overloaded(session.lane);
             let seen = self
                 .sessions
                 .values()
-                .filter_map(|session| self.seen(session, goes));
+                .filter_map(|session| self.seen(session, goes(session)));
             let seen: Vec<Seen> = seen.collect();
             let busy = self.lanes.iter().map(|lane| lane.counters.busy_nanos.get());
             let busy: Vec<u64> = busy.collect();
@@ -306,7 +326,11 @@ impl Control {
             // Nobody comes back to a node that is about to stop.
             let moves = moves.into_iter().filter(|_| self.drain.is_none());
             for one in moves.collect::<Vec<_>>() {
-                self.send_to(one.session, one.to, &Cause::Overload(one.load));
+                // Another one of its tenant may have gone before it.
+                let session = self.sessions.get(&one.session);
+                if session.is_some_and(|session| self.lanes_for(session).contains(&one.to)) {
+                    self.send_to(one.session, one.to, &Cause::Overload(one.load));
+                }
             }
         }
         if let Some(next) = self.balancing.next() {
@@ -333,14 +357,20 @@ impl Control {
             true => session.sinks.iter().any(of_it),
             false => session.sources.iter().any(of_it),
         };
-        let sessions = self.sessions.values().filter(concerned);
-        let mut seen: Vec<Seen> = sessions
-            .filter_map(|session| self.seen(session, true))
-            .collect();
-        seen.sort_by_key(|seen| seen.id);
         let (now, mut moved, mut stays) = (self.now(), 0, None);
-        for seen in &seen {
-            match self.balancing.evict(now, seen) {
+        if self.drain.is_some() {
+            return (moved, stays);
+        }
+        let sessions = self.sessions.values().filter(concerned);
+        let mut sessions: Vec<SessionId> = sessions.map(|session| session.id).collect();
+        sessions.sort();
+        for id in sessions {
+            // One after the other: who goes holds what its tenant may have a second time.
+            let session = self.sessions.get(&id);
+            let Some(seen) = session.and_then(|session| self.seen(session, true)) else {
+                continue;
+            };
+            match self.balancing.evict(now, &seen) {
                 Ok(one) => {
                     moved += 1;
                     self.send_to(one.session, one.to, &Cause::Rule(rule.to_owned()));
