@@ -159,6 +159,7 @@ impl Scene {
             number: self.next_source,
             first: 0,
             reliability,
+            waits: false,
         });
         Source {
             tx: Producer::attach(&app.arena, tx, DEPTH).expect("rings fit"),
