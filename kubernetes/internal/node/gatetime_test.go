@@ -93,6 +93,11 @@ func (g *gated) schedule(entries ...uint32) {
 // restart is a new agent, which knows what the one before has left.
 func (g *gated) restart() {
 	g.t.Helper()
+	if g.agent != nil && g.agent.gates != nil {
+		if err := g.agent.gates.disconnect(); err != nil {
+			g.t.Fatal(err)
+		}
+	}
 	agent, err := New(nodeName, g.config, g.client, g.events, g.backend)
 	if err == nil {
 		agent.host = "/"
