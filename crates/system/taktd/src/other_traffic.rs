@@ -85,6 +85,8 @@ struct Link {
     /// What an earlier daemon has left is known.
     looked: bool,
     interface: Option<Attached>,
+    /// Its speed when taprio was programmed, megabits per second.
+    speed: u64,
     /// What was last asked of the kernel, and what came of it.
     last: Option<(LinkSchedule, Result<By, Problem>)>,
 }
@@ -144,6 +146,7 @@ impl OtherTraffic {
 
     /// Has the kernel do what schedules want that run and that are to run.
     pub fn follow(&mut self, links: &[ScheduleStatus]) {
+        let mut unwanted = Vec::new();
         for status in links.iter().filter(|status| is_of_kernel(&status.datapath)) {
             let by_taprio = |asked: &&LinkSchedule| asked.other_traffic != Wanted::Port;
             let running = status.running.as_ref().filter(by_taprio);
@@ -159,8 +162,12 @@ impl OtherTraffic {
             match wanted {
                 Some((asked, runs)) => self.keep(status.address, asked, runs),
                 None if link.looked && link.last.is_none() => {}
-                None => self.release(&status.datapath, status.address),
+                None => unwanted.push(status),
             }
+        }
+        // Afterwards: two datapaths may send by one interface.
+        for status in unwanted {
+            self.release(&status.datapath, status.address);
         }
     }
 
@@ -196,17 +203,18 @@ impl OtherTraffic {
         if let Some((last, outcome)) = &link.last
             && last == asked
         {
-            let interface = link.interface.as_ref();
-            let there = interface.is_some_and(|interface| {
-                stack::root(interface.ifindex).is_ok_and(|root| root == Root::Own)
-            });
+            let there = link.interface.as_ref().is_some_and(is_own);
+            // The address moves to another interface, its longest packet or its speed changes: then the guard band is another.
+            let now = interface(&asked.datapath, address).ok();
+            let as_it_was = now == link.interface && now.is_some_and(|at| speed(&at) == link.speed);
             match outcome {
-                Ok(_) if there => return,
+                Ok(_) if there && as_it_was => return,
+                Ok(_) if there => {}
                 Ok(_) => tracing::warn!(
                     datapath = asked.datapath,
                     "somebody has removed Takt's taprio: what others send has been beside the schedule"
                 ),
-                Err(problem) if !problem.passes => return,
+                Err(problem) if !problem.passes => return self.give_up(asked, runs),
                 Err(_) => {}
             }
         }
@@ -220,7 +228,22 @@ impl OtherTraffic {
             false => schedule.base_time,
         };
         let outcome = self.program(address, asked, base_time);
+        if outcome.is_err() {
+            self.give_up(asked, runs);
+        }
         self.note(asked, outcome);
+    }
+
+    /// What is there, of a schedule that runs and cannot be kept, keeps the windows of another one, or those of a shorter packet.
+    fn give_up(&mut self, asked: &LinkSchedule, runs: bool) {
+        let link = self.links.get(&asked.datapath);
+        let left = link.and_then(|link| link.interface.as_ref());
+        if let Some(left) = left.filter(|left| runs && is_own(left)) {
+            give_back(&asked.datapath, left);
+            if asked.datapath == UdpDatapath::KIND.0 {
+                self.priorities.set_own(false);
+            }
+        }
     }
 
     /// Remembers what came of it, and says so if it is new.
@@ -256,7 +279,11 @@ impl OtherTraffic {
         let interface = interface(datapath, address)?;
         let link = self.links.entry(datapath.clone()).or_default();
         link.looked = true;
-        link.interface = Some(interface.clone());
+        link.speed = speed(&interface);
+        let before = link.interface.replace(interface.clone());
+        if let Some(before) = before.filter(|before| before.ifindex != interface.ifindex) {
+            give_back(datapath, &before);
+        }
         let others = windows(asked, &interface)?;
         let of_udp = *datapath == UdpDatapath::KIND.0;
         if of_udp {
@@ -281,7 +308,10 @@ impl OtherTraffic {
                 self.priorities.set_own(own);
             }
         };
-        own(true);
+        own(!matches!(
+            stack::root(interface.ifindex),
+            Ok(Root::Foreign(_))
+        ));
         let attempt = |by| {
             if by == By::Device {
                 device_clock(&interface)?;
@@ -298,7 +328,7 @@ impl OtherTraffic {
         };
         if outcome.is_err() {
             // One that could not be changed is in force still.
-            own(stack::root(interface.ifindex).is_ok_and(|root| root == Root::Own));
+            own(is_own(&interface));
         }
         outcome
     }
@@ -324,20 +354,12 @@ impl OtherTraffic {
         link.last = None;
         let found = || address.and_then(|address| stack::attached(address).ok()?);
         let interface = link.interface.take().or_else(found);
-        if let Some(interface) = interface {
-            match interface.release() {
-                Ok(true) => tracing::info!(
-                    datapath,
-                    interface = interface.name,
-                    "taprio removed: nothing of the kernel keeps what others send"
-                ),
-                Ok(false) => {}
-                Err(error) => tracing::error!(
-                    datapath,
-                    "cannot remove taprio from {}: {error}",
-                    interface.name
-                ),
-            }
+        let is_kept = |at: &Attached| {
+            let mut kept = self.links.values().filter(|link| link.last.is_some());
+            kept.any(|link| (link.interface.as_ref()).is_some_and(|of| of.ifindex == at.ifindex))
+        };
+        if let Some(interface) = interface.filter(|interface| !is_kept(interface)) {
+            give_back(datapath, &interface);
         }
         if datapath == UdpDatapath::KIND.0 {
             self.priorities.set_own(false);
@@ -348,6 +370,28 @@ impl OtherTraffic {
 impl Drop for OtherTraffic {
     fn drop(&mut self) {
         self.release_all();
+    }
+}
+
+/// Whether what is at the root of an interface is Takt's.
+fn is_own(interface: &Attached) -> bool {
+    stack::root(interface.ifindex).is_ok_and(|root| root == Root::Own)
+}
+
+/// Gives an interface back to the kernel, if what is there is Takt's.
+fn give_back(datapath: &str, interface: &Attached) {
+    match interface.release() {
+        Ok(true) => tracing::info!(
+            datapath,
+            interface = interface.name,
+            "taprio removed: nothing of the kernel keeps what others send"
+        ),
+        Ok(false) => {}
+        Err(error) => tracing::error!(
+            datapath,
+            "cannot remove taprio from {}: {error}",
+            interface.name
+        ),
     }
 }
 
@@ -391,10 +435,10 @@ fn windows(asked: &LinkSchedule, interface: &Attached) -> Result<Vec<(bool, u64)
     let others = list.may_begin(class, guard_ns);
     let longest = others.iter().filter(|(may, _)| *may).map(|(_, ns)| *ns);
     let longest = longest.max().unwrap_or(0);
-    // What is longer than any window would wait for ever, and everything behind it.
+    // What is longer than any window would wait for ever, and everything behind it. It passes: a link that is down has no speed.
     let needed = u64::from(frame) * 8_000 / speed(interface);
     if longest <= needed {
-        return Err(Problem::lasting(format!(
+        return Err(Problem::passing(format!(
             "class {}, best effort's, has no window for others: a packet of {} octets, the MTU of {}, takes {:.1} µs, and each ends with as much of a guard band: give it one of more than {:.1} µs, or the interface a shorter MTU",
             class.number(),
             interface.mtu,
