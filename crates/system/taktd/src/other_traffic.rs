@@ -205,8 +205,10 @@ impl OtherTraffic {
         {
             let there = link.interface.as_ref().is_some_and(is_own);
             // The address moves to another interface, its longest packet or its speed changes: then the guard band is another.
-            let now = interface(&asked.datapath, address).ok();
-            let as_it_was = now == link.interface && now.is_some_and(|at| speed(&at) == link.speed);
+            // Where that is not known now, it is as it was.
+            let as_it_was = interface(&asked.datapath, address).map_or(true, |now| {
+                link.interface.as_ref() == Some(&now) && link.speed == speed(&now)
+            });
             match outcome {
                 Ok(_) if there && as_it_was => return,
                 Ok(_) if there => {}
