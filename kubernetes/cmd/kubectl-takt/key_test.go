@@ -4,14 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/apitest"
@@ -24,14 +21,7 @@ func TestOtherKeysAreAskedForAndWhatBecomesOfThemIsShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(clientcmdapi.Config{
-		Clusters:  map[string]*clientcmdapi.Cluster{"test": {Server: rest.Host, InsecureSkipTLSVerify: true}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{"admin": {Token: rest.BearerToken}},
-		Contexts:  map[string]*clientcmdapi.Context{"test": {Cluster: "test", AuthInfo: "admin"}}, CurrentContext: "test",
-	}, kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := apitest.Kubeconfig(t, rest)
 	now := metav1.NewTime(time.Now().Add(-90 * time.Minute).Truncate(time.Second))
 	for name, rotation := range map[string]*network.KeyRotation{
 		"node-1": nil,

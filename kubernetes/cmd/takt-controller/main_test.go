@@ -5,7 +5,6 @@ import (
 	"context"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -13,8 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	network "github.com/takt-dev/takt/kubernetes/api/network/v1alpha1"
 	"github.com/takt-dev/takt/kubernetes/internal/apitest"
@@ -43,14 +40,7 @@ func TestAnotherReplicaGoesOnWhereTheLeaderIsGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(clientcmdapi.Config{
-		Clusters:  map[string]*clientcmdapi.Cluster{"test": {Server: rest.Host, InsecureSkipTLSVerify: true}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{"admin": {Token: rest.BearerToken}},
-		Contexts:  map[string]*clientcmdapi.Context{"test": {Cluster: "test", AuthInfo: "admin"}}, CurrentContext: "test",
-	}, kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := apitest.Kubeconfig(t, rest)
 	replicas := map[string]*exec.Cmd{}
 	start := func(name string) {
 		t.Helper()

@@ -27,6 +27,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 )
 
@@ -79,6 +81,21 @@ func Start(t testing.TB, crds string) *rest.Config {
 	})
 	define(t, config, crds)
 	return config
+}
+
+// Kubeconfig is a file by which programs reach it.
+func Kubeconfig(t testing.TB, config *rest.Config) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	err := clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters:  map[string]*clientcmdapi.Cluster{"test": {Server: config.Host, InsecureSkipTLSVerify: true}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{"admin": {Token: config.BearerToken}},
+		Contexts:  map[string]*clientcmdapi.Context{"test": {Cluster: "test", AuthInfo: "admin"}}, CurrentContext: "test",
+	}, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // skipped adds the test to the file that says at the end of `make test` what was not run.

@@ -270,6 +270,17 @@ async fn reload(daemon: &Daemon, client: &mut Client, more: &str) {
     client.reload(ReloadRequest {}).await.expect("reloaded");
 }
 
+/// The victim, once it is on the lane that is not the hog's.
+async fn victim_is_away(client: &mut Client) -> Option<proto::Session> {
+    let victim = session(client, "victim").await?;
+    (victim.lane == 1).then_some(victim)
+}
+
+/// How many sessions were moved.
+async fn moves(client: &mut Client) -> proto::SessionsMoved {
+    node(client).await.sessions_moved.unwrap_or_default()
+}
+
 async fn is_overloaded(client: &mut Client) -> Option<()> {
     let node = node(client).await;
     let lane = &node.lanes[0];
@@ -299,14 +310,7 @@ async fn a_session_beside_a_hog_leaves_its_lane_and_nothing_of_it_is_reordered()
     await_that("the lane is overloaded", &mut client, is_overloaded).await;
     pair.flows();
     // Off, which is the default, it suffers.
-    assert_eq!(
-        node(&mut client)
-            .await
-            .sessions_moved
-            .unwrap_or_default()
-            .overload,
-        0
-    );
+    assert_eq!(moves(&mut client).await.overload, 0);
     assert_eq!(
         session(&mut client, "victim")
             .await
@@ -315,23 +319,12 @@ async fn a_session_beside_a_hog_leaves_its_lane_and_nothing_of_it_is_reordered()
     );
 
     reload(&daemon, &mut client, &configuration(true, "")).await;
-    let victim = await_that("the victim leaves", &mut client, async |client| {
-        let victim = session(client, "victim").await?;
-        (victim.lane == 1).then_some(victim)
-    })
-    .await;
+    let victim = await_that("the victim leaves", &mut client, victim_is_away).await;
     assert!(victim.moved_why.contains("at work"), "{}", victim.moved_why);
     // Alone on a lane that it fills, the hog is no better off elsewhere.
     let hog = session(&mut client, "hog").await.expect("the hog");
     assert_eq!((hog.lane, hog.moved), (0, 0));
-    assert_eq!(
-        node(&mut client)
-            .await
-            .sessions_moved
-            .unwrap_or_default()
-            .overload,
-        1
-    );
+    assert_eq!(moves(&mut client).await.overload, 1);
     pair.check();
 }
 
@@ -367,18 +360,14 @@ async fn a_rule_has_the_readers_of_a_channel_leave_once_also_where_none_leaves_b
         (answer.into_inner().moved == 1).then_some(())
     })
     .await;
-    let victim = await_that("it is back", &mut client, async |client| {
-        let victim = session(client, "victim").await?;
-        (victim.lane == 1).then_some(victim)
-    })
-    .await;
+    let victim = await_that("it is back", &mut client, victim_is_away).await;
     assert_eq!(victim.moved_why, "rule late");
     reload(&daemon, &mut client, &configuration(false, "")).await;
     let again = client.relieve_channel(ask(9, true)).await;
     let again = again.expect("answered").into_inner();
     assert_eq!(again.moved, 0);
     assert!(again.stay.contains("hold_seconds"), "{}", again.stay);
-    let moved = node(&mut client).await.sessions_moved.unwrap_or_default();
+    let moved = moves(&mut client).await;
     assert_eq!((moved.overload, moved.rule), (0, 1));
     pair.check();
 }
@@ -443,7 +432,7 @@ async fn operators_move_a_session_to_and_fro_under_load_and_nothing_of_it_is_reo
         });
         pair.flows();
     }
-    let moved = node(&mut client).await.sessions_moved.unwrap_or_default();
+    let moved = moves(&mut client).await;
     assert_eq!((moved.operator, moved.overload), (10, 0));
     pair.check();
 }

@@ -6,6 +6,7 @@ use std::net::{SocketAddr, UdpSocket};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use super::run::WARM_UP;
 use super::sys::{self, Scheduling, SockTxTime, now_ns, sleep_until};
 use crate::statistics::Latencies;
 
@@ -15,8 +16,6 @@ pub const LEAST_SIZE: usize = 12;
 pub(super) const PRIORITY: i32 = 60;
 /// The traffic class that the experiment asks of the network.
 pub const CLASS: u8 = 6;
-/// Calls at the beginning, of which one opens the way: what they take is not measured.
-const UNMEASURED_CALLS: u32 = 50;
 /// How long ahead of the first datagram everything is ready.
 const PAUSE_NS: i64 = 100_000_000;
 
@@ -75,7 +74,7 @@ pub struct Sent {
     pub departure: Latencies,
     /// Datagrams whose error queue says that they were not sent: late.
     pub missed: u32,
-    /// How long each call took that sends, after the first [`UNMEASURED_CALLS`].
+    /// How long each call took that sends, after the first [`WARM_UP`].
     #[serde(default)]
     pub calls: Latencies,
 }
@@ -153,7 +152,7 @@ pub fn run(options: &Options) -> io::Result<Sent> {
         let begun = now_ns(libc::CLOCK_MONOTONIC);
         let sent = sys::send(&socket, &payload, control);
         let taken = now_ns(libc::CLOCK_MONOTONIC) - begun;
-        if number >= UNMEASURED_CALLS {
+        if number >= WARM_UP {
             account.calls.record_ns(taken.unsigned_abs());
         }
         match sent {

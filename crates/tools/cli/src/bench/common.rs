@@ -17,6 +17,7 @@ use takt_bench::text;
 use takt_lab::{Host, Lab, LabConfig, LabError, Wiring};
 
 use crate::failure::Failure;
+use crate::preload;
 
 /// What every measurement takes.
 #[derive(Debug, Args)]
@@ -202,6 +203,12 @@ pub fn repairs(variants: Vec<Variant<'_>>, ppm: Option<u32>) -> Vec<Variant<'_>>
         ppm.is_none() || words.any(|word| variant.name.contains(word))
     };
     variants.into_iter().filter(repairs).collect()
+}
+
+/// Makes sure that programs can be run under the preload.
+pub fn check_preload() -> Result<(), BenchError> {
+    let found = preload::library().map(drop);
+    found.map_err(|error| BenchError::NoPreload(error.to_string()))
 }
 
 /// Makes hosts, after making sure that this process may.

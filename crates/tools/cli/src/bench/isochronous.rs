@@ -12,9 +12,8 @@ use takt_bench::statistics::{Latencies, Percentiles};
 use takt_bench::takt::Takt;
 use takt_lab::{Lab, LabConfig, Queues};
 
-use super::common::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
+use super::common::{BenchError, Common, Measurement, TwoCores, check_preload, hosts, seconds};
 use crate::output::{Align, table};
-use crate::preload;
 
 /// Best effort offered, of the link's rate.
 const OVERLOAD: f64 = 1.2;
@@ -138,7 +137,7 @@ impl Isochronous {
             false => TwoCores::choose(),
         }?;
         let takt = Takt::this_program()?;
-        preload::library().map_err(|error| BenchError::NoPreload(error.to_string()))?;
+        check_preload()?;
         let (lab, ways) = self.hosts()?;
         let (title, method) = match self.virtual_time {
             true => (

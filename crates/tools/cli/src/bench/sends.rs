@@ -9,8 +9,7 @@ use takt_bench::isochronous::sends::{self, Carrier};
 use takt_bench::reservations::hogs::Hogs;
 use takt_bench::takt::Takt;
 
-use super::common::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
-use crate::preload;
+use super::common::{BenchError, Common, Measurement, TwoCores, check_preload, hosts, seconds};
 
 const RATE: u64 = 1_000_000_000;
 const PERIOD: Duration = Duration::from_micros(500);
@@ -38,7 +37,7 @@ impl Sends {
         seconds(self.seconds)?;
         let cores = TwoCores::choose()?;
         let takt = Takt::this_program()?;
-        preload::library().map_err(|error| BenchError::NoPreload(error.to_string()))?;
+        check_preload()?;
         let lab = hosts(&run::lab(RATE))?;
         let flow = Flow {
             size: SIZE,

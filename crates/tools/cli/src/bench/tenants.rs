@@ -9,8 +9,7 @@ use takt_bench::isochronous::tenants;
 use takt_bench::statistics::Latencies;
 use takt_bench::takt::Takt;
 
-use super::common::{BenchError, Common, Measurement, TwoCores, hosts, seconds};
-use crate::preload;
+use super::common::{BenchError, Common, Measurement, TwoCores, check_preload, hosts, seconds};
 
 const RATE: u64 = 1_000_000_000;
 const PERIOD: Duration = Duration::from_millis(1);
@@ -39,7 +38,7 @@ impl Tenants {
         seconds(self.seconds)?;
         let cores = TwoCores::choose()?;
         let takt = Takt::this_program()?;
-        preload::library().map_err(|error| BenchError::NoPreload(error.to_string()))?;
+        check_preload()?;
         let lab = hosts(&run::lab(RATE))?;
         let flow = Flow {
             size: SIZE,
