@@ -272,7 +272,10 @@ fn once(
     };
     lab.set_queues(0, way.queues(flow.period))?;
     let daemon = match way {
-        Way::Takt => Some(node(takt, lab, 1, cores.0, &scratch, Some(flow.period))?),
+        Way::Takt => {
+            let lane = (cores.0, &*real_time_lane());
+            Some(node(takt, lab, 1, lane, &scratch, Some(flow.period))?)
+        }
         _ => None,
     };
     let seconds = flow.duration().as_secs_f64();
@@ -482,12 +485,18 @@ pub(super) fn socket(scratch: &Scratch, tenant: usize) -> PathBuf {
     }
 }
 
-/// The runtime of the talkers' host: its tenants are the first containers. `period`: of a schedule for their class.
+/// The lines of a lane's section: a real-time thread that sleeps.
+pub(super) fn real_time_lane() -> String {
+    format!("scheduling = \"fifo:{LANE_PRIORITY}\"\n")
+}
+
+/// The runtime of the talkers' host: its tenants are the first containers. `lane`: lines of its lane's section.
+/// `period`: of a schedule for their class.
 pub(super) fn node(
     takt: &Takt,
     lab: &Lab,
     tenants: usize,
-    core: usize,
+    (core, lane): (usize, &str),
     scratch: &Scratch,
     period: Option<Duration>,
 ) -> Result<daemon::Daemon, TaktError> {
@@ -530,7 +539,7 @@ pub(super) fn node(
         peer: None,
         interface: Some(host.interface()),
         node: "",
-        lane: &format!("scheduling = \"fifo:{LANE_PRIORITY}\"\n"),
+        lane,
         listener: &listener,
     };
     daemon::Daemon::start(host.command(takt.program())?, &node, scratch)

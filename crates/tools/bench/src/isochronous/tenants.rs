@@ -6,7 +6,9 @@ use std::net::{SocketAddr, UdpSocket};
 use clap::Args;
 use takt_lab::Lab;
 
-use super::run::{Flow, LISTENER_PORT, WARM_UP, introduce, node, preloaded, socket};
+use super::run::{
+    Flow, LISTENER_PORT, WARM_UP, introduce, node, preloaded, real_time_lane, socket,
+};
 use super::sys::{self, SockTxTime, now_ns};
 use super::talker;
 pub use super::talker::Sent;
@@ -90,7 +92,14 @@ pub fn run(
     cores: (usize, usize),
 ) -> Result<Vec<Sent>, TaktError> {
     let scratch = Scratch::new()?;
-    let _daemon = node(takt, lab, TALKERS + 1, cores.0, &scratch, None)?;
+    let _daemon = node(
+        takt,
+        lab,
+        TALKERS + 1,
+        (cores.0, &real_time_lane()),
+        &scratch,
+        None,
+    )?;
     let far = lab.container(1, 0);
     let start = |tenant: usize, core: usize, words: &[&str], priority: Option<i32>| {
         let container = lab.container(0, tenant);

@@ -68,7 +68,7 @@ impl Node<'_> {
             "[node]\nname = \"{name}\"\naddress = \"{address}\"\nport = {PORT}\n{node}\n\
              [security]\nprotection = \"{protection}\"\n\
              group_key_file = \"{group}\"\nkey_file = \"{own}\"\n\n\
-             [[lane]]\nidle = \"adaptive\"\ncore = {core}\n{lane}\n\
+             [[lane]]\ncore = {core}\n{lane}\n\
              [[listener]]\npath = \"{socket}\"\n{listener}\n\
              [admin]\nsocket = \"{admin}\"\n\n\
              [log]\nlevel = \"warn\"\n",
