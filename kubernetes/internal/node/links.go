@@ -153,10 +153,10 @@ func (m *member) scheduleAt(datapath string, base int64) string {
 // same says whether a link has what is asked for. noted is the digest of what was last installed.
 func same(link *adminv1.LinkSchedule, asked *adminv1.InstallScheduleRequest, noted string) bool {
 	if pending := link.GetPending(); pending != nil {
-		// Of what is to begin, taktd tells neither the priorities nor, beside what runs, the rate and the tag.
+		// Of what is to begin, taktd tells neither the priorities nor, beside what runs, the rate, the tag and who keeps others.
 		return objects.Same(pending, asked) && noted == digest(asked)
 	}
-	return objects.Same(link.GetOperational(), asked) && link.GetLinkRateBps() == asked.GetLinkRateBps() && link.GetVlan() == asked.GetVlan() && objects.SamePriorities(link, asked)
+	return objects.Same(link.GetOperational(), asked) && link.GetLinkRateBps() == asked.GetLinkRateBps() && link.GetVlan() == asked.GetVlan() && objects.SamePriorities(link, asked) && objects.SameOthers(link, asked)
 }
 
 // digest tells requests from each other.
@@ -208,6 +208,9 @@ const mostWarnings = 3
 // warnings are what taktd finds wrong or doubtful in the schedule that a link has.
 func warnings(link *adminv1.LinkSchedule) string {
 	all := link.GetWarnings()
+	if problem := link.GetOtherTrafficProblem(); problem != "" {
+		all = append([]string{"what others send is not kept inside the schedule: " + problem}, all...)
+	}
 	told := strings.Join(all[:min(len(all), mostWarnings)], "; ")
 	if more := len(all) - mostWarnings; more > 0 {
 		told += fmt.Sprintf("; and %d more: takt schedule check", more)

@@ -33,6 +33,7 @@ type link struct {
 func (l *link) ListSchedules(context.Context, *adminv1.ListSchedulesRequest, ...grpc.CallOption) (*adminv1.ListSchedulesResponse, error) {
 	return &adminv1.ListSchedulesResponse{Links: []*adminv1.LinkSchedule{{
 		Datapath: "udp", LinkRateBps: l.has.LinkRateBps, Operational: l.has.Operational, Pending: l.has.Pending, Vlan: l.has.Vlan, Priorities: l.has.Priorities,
+		OtherTraffic: l.has.OtherTraffic, OtherTrafficProblem: l.has.OtherTrafficProblem,
 	}}}, nil
 }
 
@@ -49,7 +50,7 @@ func (l *link) InstallSchedule(_ context.Context, request *adminv1.InstallSchedu
 		return &adminv1.InstallScheduleResponse{BeginsNs: begins}, nil
 	}
 	l.has.Operational, l.has.Pending, l.has.LinkRateBps = request.GetSchedule(), nil, request.GetLinkRateBps()
-	l.has.Vlan, l.has.Priorities = request.GetVlan(), request.GetClasses()
+	l.has.Vlan, l.has.Priorities, l.has.OtherTraffic = request.GetVlan(), request.GetClasses(), request.GetOtherTraffic()
 	return &adminv1.InstallScheduleResponse{}, nil
 }
 
@@ -171,8 +172,9 @@ func TestWhateverChangesOfAScheduleIsInstalled(t *testing.T) {
 	within, gates := network.Duration(1000), []int32{0}
 	changes := map[string]func(*network.Revision){
 		"rate": func(r *network.Revision) { r.Rate = 5 }, "vlan": func(r *network.Revision) { r.VLAN = true },
-		"entries": func(r *network.Revision) { r.Entries = []network.GateEntry{{Gates: []int32{6}, Interval: 1_000_000}} },
-		"maxSDU":  func(r *network.Revision) { r.MaxSDU = []network.MaxSDU{{Class: 5, Octets: 100}} }, "requireSync": func(r *network.Revision) { r.RequireSync = &within },
+		"otherTraffic": func(r *network.Revision) { r.OtherTraffic = "auto" },
+		"entries":      func(r *network.Revision) { r.Entries = []network.GateEntry{{Gates: []int32{6}, Interval: 1_000_000}} },
+		"maxSDU":       func(r *network.Revision) { r.MaxSDU = []network.MaxSDU{{Class: 5, Octets: 100}} }, "requireSync": func(r *network.Revision) { r.RequireSync = &within },
 		"priorities": func(r *network.Revision) { r.Priorities = []int32{1, 0, 2, 3, 4, 5, 6, 7} }, "initialGates": func(r *network.Revision) { r.InitialGates = &gates },
 		"selection":          func(r *network.Revision) { r.Selection = []network.Selection{{Class: 3, Algorithm: "first-come"}} },
 		"cycleTimeExtension": func(r *network.Revision) { r.CycleTimeExtension = 1000 },
@@ -221,12 +223,16 @@ func TestTaktdGivesBackTheScheduleThatItWasGiven(t *testing.T) {
 	rich := revisionAt(1, objects.TAI()-5_000_000_000)
 	gates := []int32{0, 7}
 	rich.Rate, rich.VLAN, rich.CycleTimeExtension, rich.InitialGates = 1_000_000_000, true, 1000, &gates
+	// Not kept here: the loopback has one queue.
+	rich.OtherTraffic = "auto"
 	rich.MaxSDU, rich.Priorities = []network.MaxSDU{{Class: 5, Octets: 100}}, []int32{1, 0, 2, 3, 4, 5, 6, 7}
 	rich.Selection = []network.Selection{{Class: 7, Algorithm: "credit-based", IdleSlope: 1_000_000}, {Class: 3, Algorithm: "first-come"}, {Class: 1, Algorithm: "launch-time"}}
 	// Beside one that runs, without a rate.
 	coming := revisionAt(3, objects.TAI()+3_600_000_000_000)
 	coming.Rate = 1_000_000_000
-	for _, revision := range []network.Revision{rich, revisionAt(2, objects.TAI()-4_000_000_000), coming} {
+	plain := revisionAt(2, objects.TAI()-4_000_000_000)
+	plain.OtherTraffic = "port"
+	for _, revision := range []network.Revision{rich, plain, coming} {
 		asked, err := objects.Request("udp", &revision)
 		if err != nil {
 			t.Fatal(err)
@@ -236,7 +242,9 @@ func TestTaktdGivesBackTheScheduleThatItWasGiven(t *testing.T) {
 		}
 		s.until("taktd has what it was given", func() bool {
 			all, err := admin.ListSchedules(background, &adminv1.ListSchedulesRequest{})
-			return err == nil && same(linkOf(all, "udp"), asked, digest(asked))
+			link := linkOf(all, "udp")
+			told := strings.Contains(warnings(link), "what others send is not kept inside the schedule: ")
+			return err == nil && same(link, asked, digest(asked)) && told == (revision.OtherTraffic == "auto")
 		})
 	}
 }
@@ -378,6 +386,10 @@ func TestWarningsOfAScheduleAreToldBriefly(t *testing.T) {
 	}
 	told := warnings(&adminv1.LinkSchedule{Warnings: []string{"a", "b", "c", "d", strings.Repeat("e", 1000)}})
 	if told != "a; b; c; and 2 more: takt schedule check" {
+		t.Errorf("%q", told)
+	}
+	told = warnings(&adminv1.LinkSchedule{Warnings: []string{"a"}, OtherTrafficProblem: "no taprio"})
+	if told != "what others send is not kept inside the schedule: no taprio; a" {
 		t.Errorf("%q", told)
 	}
 }

@@ -42,7 +42,7 @@ func Request(datapath string, r *network.Revision) (*adminv1.InstallScheduleRequ
 			Class: uint32(one.Class), Algorithm: one.Algorithm, IdleSlopeBps: uint64(one.IdleSlope), HighCreditBits: uint64(one.HighCredit),
 		})
 	}
-	request := &adminv1.InstallScheduleRequest{Datapath: datapath, Schedule: schedule, LinkRateBps: uint64(r.Rate), Vlan: r.VLAN}
+	request := &adminv1.InstallScheduleRequest{Datapath: datapath, Schedule: schedule, LinkRateBps: uint64(r.Rate), Vlan: r.VLAN, OtherTraffic: r.OtherTraffic}
 	for _, class := range r.Priorities {
 		request.Classes = append(request.Classes, uint32(class))
 	}
@@ -70,6 +70,11 @@ func SamePriorities(has *adminv1.LinkSchedule, asked *adminv1.InstallScheduleReq
 		return classes
 	}
 	return slices.Equal(own(has.GetPriorities()), own(asked.GetClasses()))
+}
+
+// SameOthers says whether what others send is kept by who was asked for.
+func SameOthers(has *adminv1.LinkSchedule, asked *adminv1.InstallScheduleRequest) bool {
+	return cmp.Or(has.GetOtherTraffic(), "port") == cmp.Or(asked.GetOtherTraffic(), "port")
 }
 
 // whole is a schedule with all that may be left out, in one order: taktd gives back what it was told in a form of its own.

@@ -100,18 +100,22 @@ fn main() {
     assert!(!qdisc().contains("taprio"), "{}", qdisc());
     holds("with the schedule goes the queueing discipline");
 
-    // A crash, and a start without the schedule.
+    // A crash, and a start without the schedule, at another interface.
     install("/run/late.toml", "auto");
     assert_eq!(by(), "taprio");
     daemon.kill().expect("killed");
     daemon.wait().expect("ended");
     fs::remove_dir_all("/run/state").expect("a state");
+    done(&format!("ip address del {HERE}/24 dev {DEVICE}"));
+    done(&format!("ip address add {HERE}/32 dev lo"));
     daemon = start("/run/takt.toml");
     assert!(!qdisc().contains("taprio"), "{}", qdisc());
     holds("what a crash has left is removed where nobody wants it any more");
 
     // From the configuration; and the end.
     terminate(daemon);
+    done(&format!("ip address del {HERE}/32 dev lo"));
+    done(&format!("ip address add {HERE}/24 dev {DEVICE}"));
     configure(
         "/run/configured.toml",
         "",

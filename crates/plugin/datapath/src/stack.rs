@@ -28,7 +28,7 @@ pub use messages::read_anything;
 
 pub use launch::{Etf, LaunchQueues, egress_interface, launch_queues, offloading_queues};
 pub use netdev::{takes_redirected, xsk_launch_time};
-pub use taprio::{Attached, OWN_PRIORITY, Root, Taprio, TaprioError, attached, root};
+pub use taprio::{Attached, OWN_PRIORITY, Root, Taprio, TaprioError, attached, programmed, root};
 pub use watch::{Destination, Generations, Interface, NextHops};
 
 use std::net::IpAddr;

@@ -276,6 +276,11 @@ impl Node {
         self.lock_other_traffic().told(datapath)
     }
 
+    /// The datapaths of links where the kernel is to keep what others send, and whether it does.
+    pub fn other_traffic_kept(&self) -> Vec<(String, bool)> {
+        self.lock_other_traffic().kept()
+    }
+
     /// Sets a listener; as `message` at the next start of the node as well, if that is wanted. Its streams are taken from the
     /// listener at `from` in the same step, if one is named.
     ///

@@ -3,11 +3,14 @@
 //!
 //! The kernel is asked when a schedule is installed, so that what it refuses is not installed; and looked at once a second, since
 //! schedules begin and end, and somebody may take the queueing discipline away. It is removed when the daemon ends; after a crash it
-//! stays, is known by its handle, and is changed or removed at the next start.
+//! stays, is known by its handle, and is changed at the next start, or removed where no schedule wants it any more.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -24,6 +27,8 @@ use takt_time::{TaiTime, TrafficClass};
 const HEADER: u32 = 14;
 /// What taprio counts with where a device does not tell its speed, megabits per second.
 const UNKNOWN_SPEED: u64 = 10;
+/// At one of how many looks the kernel is asked again what it has refused: without taprio it looks for a module each time.
+const RARELY: u32 = 60;
 /// How far the clock of a device may be off that keeps gates, nanoseconds.
 const DEVICE_CLOCK_NS: u64 = 10_000;
 
@@ -51,30 +56,23 @@ impl By {
 #[error("{text}")]
 pub struct Problem {
     text: String,
-    /// It may pass, and is looked at again without being asked for.
-    passes: bool,
+    /// The kernel was asked, and has refused.
+    by_kernel: bool,
 }
 
 impl Problem {
-    fn lasting(text: impl Into<String>) -> Self {
-        let text = text.into();
+    fn new(text: impl Into<String>) -> Self {
         Self {
-            text,
-            passes: false,
+            text: text.into(),
+            by_kernel: false,
         }
-    }
-
-    fn passing(text: impl Into<String>) -> Self {
-        let text = text.into();
-        Self { text, passes: true }
     }
 
     /// Of taprio at an interface.
     fn at(interface: &Attached, error: TaprioError) -> Self {
-        let text = format!("{}: {error}", interface.name);
-        match error {
-            TaprioError::Foreign(..) | TaprioError::System(_) => Self::passing(text),
-            _ => Self::lasting(text),
+        Self {
+            text: format!("{}: {error}", interface.name),
+            by_kernel: matches!(error, TaprioError::Absent | TaprioError::Refused { .. }),
         }
     }
 }
@@ -82,13 +80,13 @@ impl Problem {
 /// What holds at the link of a datapath.
 #[derive(Debug, Default)]
 struct Link {
-    /// What an earlier daemon has left is known.
-    looked: bool,
     interface: Option<Attached>,
     /// Its speed when taprio was programmed, megabits per second.
     speed: u64,
     /// What was last asked of the kernel, and what came of it.
     last: Option<(LinkSchedule, Result<By, Problem>)>,
+    /// Looks since then.
+    looks: u32,
 }
 
 /// What is told of a link.
@@ -109,6 +107,10 @@ pub struct OtherTraffic {
     /// The queues of AF_XDP; none: all of them.
     xdp_queues: Option<Range<u32>>,
     links: BTreeMap<String, Link>,
+    /// Where taprio is of this process, by the interface's index.
+    claims: BTreeMap<u32, UnixDatagram>,
+    /// What an earlier daemon has left is removed.
+    swept: bool,
 }
 
 impl OtherTraffic {
@@ -118,6 +120,8 @@ impl OtherTraffic {
             priorities,
             xdp_queues,
             links: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            swept: false,
         }
     }
 
@@ -161,14 +165,44 @@ impl OtherTraffic {
             };
             match wanted {
                 Some((asked, runs)) => self.keep(status.address, asked, runs),
-                None if link.looked && link.last.is_none() => {}
+                None if link.last.is_none() => {}
                 None => unwanted.push(status),
             }
         }
         // Afterwards: two datapaths may send by one interface.
         for status in unwanted {
-            self.release(&status.datapath, status.address);
+            self.release(&status.datapath);
         }
+        if !self.swept {
+            self.swept = self.sweep();
+        }
+    }
+
+    /// Removes what an earlier daemon has left at any interface, and no schedule wants; false: ask again.
+    fn sweep(&self) -> bool {
+        let found = match stack::programmed() {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!("queueing disciplines that Takt has left are not known: {error}");
+                return false;
+            }
+        };
+        for at in found {
+            let mut links = self.links.iter();
+            let is_of =
+                |link: &Link| (link.interface.as_ref()).is_some_and(|of| of.ifindex == at.ifindex);
+            if links.any(|(_, link)| link.last.is_some() && is_of(link)) {
+                continue;
+            }
+            match claim(at.ifindex) {
+                Ok(_) => give_back(None, &at),
+                Err(_) => tracing::warn!(
+                    interface = at.name,
+                    "taprio of another Takt daemon is there: it is let be"
+                ),
+            }
+        }
+        true
     }
 
     /// What holds at the link of a datapath.
@@ -189,17 +223,27 @@ impl OtherTraffic {
         }
     }
 
+    /// The datapaths of links where the kernel is to keep what others send, and whether it does.
+    pub fn kept(&self) -> Vec<(String, bool)> {
+        let asked = self.links.iter().filter_map(|(datapath, link)| {
+            let (_, outcome) = link.last.as_ref()?;
+            Some((datapath.clone(), outcome.is_ok()))
+        });
+        asked.collect()
+    }
+
     /// Gives all interfaces back to the kernel.
     pub fn release_all(&mut self) {
         let all: Vec<String> = self.links.keys().cloned().collect();
         for datapath in all {
-            self.release(&datapath, None);
+            self.release(&datapath);
         }
     }
 
     /// Asks again where something is not as it is wanted.
     fn keep(&mut self, address: Option<IpAddr>, asked: &LinkSchedule, runs: bool) {
         let link = self.links.entry(asked.datapath.clone()).or_default();
+        link.looks = link.looks.wrapping_add(1);
         if let Some((last, outcome)) = &link.last
             && last == asked
         {
@@ -216,7 +260,11 @@ impl OtherTraffic {
                     datapath = asked.datapath,
                     "somebody has removed Takt's taprio: what others send has been beside the schedule"
                 ),
-                Err(problem) if !problem.passes => return self.give_up(asked, runs),
+                Err(problem)
+                    if problem.by_kernel && as_it_was && !link.looks.is_multiple_of(RARELY) =>
+                {
+                    return self.give_up(asked, runs);
+                }
                 Err(_) => {}
             }
         }
@@ -241,7 +289,7 @@ impl OtherTraffic {
         let link = self.links.get(&asked.datapath);
         let left = link.and_then(|link| link.interface.as_ref());
         if let Some(left) = left.filter(|left| runs && is_own(left)) {
-            give_back(&asked.datapath, left);
+            give_back(Some(&asked.datapath), left);
             if asked.datapath == UdpDatapath::KIND.0 {
                 self.priorities.set_own(false);
             }
@@ -280,11 +328,11 @@ impl OtherTraffic {
         let datapath = &asked.datapath;
         let interface = interface(datapath, address)?;
         let link = self.links.entry(datapath.clone()).or_default();
-        link.looked = true;
         link.speed = speed(&interface);
         let before = link.interface.replace(interface.clone());
         if let Some(before) = before.filter(|before| before.ifindex != interface.ifindex) {
-            give_back(datapath, &before);
+            give_back(Some(datapath), &before);
+            self.claims.remove(&before.ifindex);
         }
         let others = windows(asked, &interface)?;
         let of_udp = *datapath == UdpDatapath::KIND.0;
@@ -328,9 +376,17 @@ impl OtherTraffic {
             Wanted::Auto => attempt(By::Device).or_else(|_| attempt(By::Kernel)),
             Wanted::Taprio | Wanted::Port => attempt(By::Kernel),
         };
-        if outcome.is_err() {
+        match outcome {
             // One that could not be changed is in force still.
-            own(is_own(&interface));
+            Err(_) => own(is_own(&interface)),
+            Ok(_) if self.claims.contains_key(&interface.ifindex) => {}
+            Ok(_) => match claim(interface.ifindex) {
+                Ok(claim) => drop(self.claims.insert(interface.ifindex, claim)),
+                Err(_) => tracing::warn!(
+                    interface = interface.name,
+                    "another Takt daemon has programmed taprio there too: the last one is in force"
+                ),
+            },
         }
         outcome
     }
@@ -343,25 +399,24 @@ impl OtherTraffic {
             .ok()
             .filter(|end| *end < queues)
             .ok_or_else(|| {
-                Problem::lasting(format!(
+                Problem::new(format!(
                     "{}: AF_XDP has its last transmit queue, and none is left for others, whose gates the device would keep for AF_XDP too: give it fewer (`queues` in [datapath.xdp])",
                     interface.name
                 ))
             })
     }
 
-    fn release(&mut self, datapath: &str, address: Option<IpAddr>) {
+    fn release(&mut self, datapath: &str) {
         let link = self.links.entry(datapath.to_owned()).or_default();
-        link.looked = true;
         link.last = None;
-        let found = || address.and_then(|address| stack::attached(address).ok()?);
-        let interface = link.interface.take().or_else(found);
+        let interface = link.interface.take();
         let is_kept = |at: &Attached| {
             let mut kept = self.links.values().filter(|link| link.last.is_some());
             kept.any(|link| (link.interface.as_ref()).is_some_and(|of| of.ifindex == at.ifindex))
         };
         if let Some(interface) = interface.filter(|interface| !is_kept(interface)) {
-            give_back(datapath, &interface);
+            give_back(Some(datapath), &interface);
+            self.claims.remove(&interface.ifindex);
         }
         if datapath == UdpDatapath::KIND.0 {
             self.priorities.set_own(false);
@@ -375,13 +430,20 @@ impl Drop for OtherTraffic {
     }
 }
 
+/// Says to other daemons of this network namespace that taprio of an interface is of a process that lives: an abstract name, which
+/// ends with it.
+fn claim(ifindex: u32) -> io::Result<UnixDatagram> {
+    let name = SocketAddr::from_abstract_name(format!("takt-taprio-{ifindex}"))?;
+    UnixDatagram::bind_addr(&name)
+}
+
 /// Whether what is at the root of an interface is Takt's.
 fn is_own(interface: &Attached) -> bool {
     stack::root(interface.ifindex).is_ok_and(|root| root == Root::Own)
 }
 
 /// Gives an interface back to the kernel, if what is there is Takt's.
-fn give_back(datapath: &str, interface: &Attached) {
+fn give_back(datapath: Option<&str>, interface: &Attached) {
     match interface.release() {
         Ok(true) => tracing::info!(
             datapath,
@@ -405,22 +467,22 @@ fn is_of_kernel(datapath: &str) -> bool {
 /// The interface that a datapath sends by.
 fn interface(datapath: &str, address: Option<IpAddr>) -> Result<Attached, Problem> {
     if !is_of_kernel(datapath) {
-        return Err(Problem::lasting(format!(
+        return Err(Problem::new(format!(
             "datapath `{datapath}` has a device that is not the kernel's: nobody else sends by it, and there is nothing to keep inside"
         )));
     }
     let address = address.filter(|address| !address.is_unspecified());
     let Some(address) = address else {
-        return Err(Problem::lasting(format!(
+        return Err(Problem::new(format!(
             "datapath `{datapath}` sends from any address, so by any interface: write the one of the link as `address` in [node]"
         )));
     };
     match stack::attached(address) {
         Ok(Some(interface)) => Ok(interface),
-        Ok(None) => Err(Problem::passing(format!(
+        Ok(None) => Err(Problem::new(format!(
             "no interface has the address {address}, which datapath `{datapath}` sends from"
         ))),
-        Err(error) => Err(Problem::passing(format!(
+        Err(error) => Err(Problem::new(format!(
             "the interface of {address} is not known: {error}"
         ))),
     }
@@ -429,18 +491,17 @@ fn interface(datapath: &str, address: Option<IpAddr>) -> Result<Attached, Proble
 /// When the longest packets of others may begin: so much before the end of each window that they are out by then. The kernel
 /// counts with the speed of the device, and without preamble and gap; the schedule's rate may be that of a slower way behind it.
 fn windows(asked: &LinkSchedule, interface: &Attached) -> Result<Vec<(bool, u64)>, Problem> {
-    let list =
-        GateList::new(&asked.schedule).map_err(|error| Problem::lasting(error.to_string()))?;
+    let list = GateList::new(&asked.schedule).map_err(|error| Problem::new(error.to_string()))?;
     let class = asked.classes.class(TrafficClass::BEST_EFFORT);
     let frame = interface.mtu + HEADER;
     let guard_ns = asked.link().transmission_ns(frame);
     let others = list.may_begin(class, guard_ns);
     let longest = others.iter().filter(|(may, _)| *may).map(|(_, ns)| *ns);
     let longest = longest.max().unwrap_or(0);
-    // What is longer than any window would wait for ever, and everything behind it. It passes: a link that is down has no speed.
+    // What is longer than any window would wait for ever, and everything behind it. That may pass: a link that is down has no speed.
     let needed = u64::from(frame) * 8_000 / speed(interface);
     if longest <= needed {
-        return Err(Problem::passing(format!(
+        return Err(Problem::new(format!(
             "class {}, best effort's, has no window for others: a packet of {} octets, the MTU of {}, takes {:.1} µs, and each ends with as much of a guard band: give it one of more than {:.1} µs, or the interface a shorter MTU",
             class.number(),
             interface.mtu,
@@ -455,9 +516,9 @@ fn windows(asked: &LinkSchedule, interface: &Attached) -> Result<Vec<(bool, u64)
 /// Sockets that have said that their packets have launch times, as those of the datapath do where `etf` keeps them, are held to them by
 /// taprio on every interface.
 fn without_launch_times() -> Result<(), Problem> {
-    let found = stack::launch_queues().map_err(|error| Problem::passing(error.to_string()))?;
+    let found = stack::launch_queues().map_err(|error| Problem::new(error.to_string()))?;
     found.first().map_or(Ok(()), |queues| {
-        Err(Problem::lasting(format!(
+        Err(Problem::new(format!(
             "`etf` of {} keeps launch times, and taprio drops what sockets with launch times send without: remove it (`tc qdisc del dev {} root`) and restart the node",
             queues.name, queues.name
         )))
@@ -470,20 +531,20 @@ fn device_clock(interface: &Attached) -> Result<(), Problem> {
     let clock = std::fs::read_dir(of(interface, "device/ptp"));
     let clock = clock.ok().and_then(|mut clocks| clocks.next()?.ok());
     let Some(clock) = clock else {
-        return Err(Problem::lasting(format!(
+        return Err(Problem::new(format!(
             "{name} has no clock of its own, by which a device keeps gates: choose `taprio`"
         )));
     };
     let device = Path::new("/dev").join(clock.file_name());
     let at = device.display();
     let reading = phc::read(&device).map_err(|error| {
-        Problem::passing(format!(
+        Problem::new(format!(
             "{name}: its clock, {at}, by which it would keep gates, cannot be read: {error}"
         ))
     })?;
     let off = tai_minus_realtime_ns().saturating_add(reading.realtime_minus_phc_ns);
     if off.unsigned_abs() > DEVICE_CLOCK_NS.saturating_add(reading.error_ns) {
-        return Err(Problem::passing(format!(
+        return Err(Problem::new(format!(
             "{name}: its clock, {at}, by which it would keep gates, is off from CLOCK_TAI by {off} ns: have ptp4l or phc2sys set it"
         )));
     }

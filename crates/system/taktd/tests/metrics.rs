@@ -87,6 +87,27 @@ fn the_page_has_lanes_ports_tenants_channels_and_peers() {
 }
 
 #[test]
+fn a_link_where_the_kernel_was_to_keep_what_others_send_says_that_it_does_not() {
+    let address = address(2);
+    let directory = takt_testing::Directory::new();
+    let file = directory.join("schedule.toml");
+    std::fs::write(
+        &file,
+        "cycle-time = \"1s\"\n[[entry]]\ngates = [0, 7]\ninterval = \"1s\"\n",
+    )
+    .expect("written");
+    // The loopback has one queue, and taprio needs two.
+    let more = format!(
+        "[metrics]\naddress = \"{address}\"\n{LISTENER}[[schedule]]\ndatapath = \"udp\"\nfile = \"{}\"\nother_traffic = \"auto\"\n",
+        file.display()
+    );
+    let _daemon = Daemon::start(&more);
+    let (_, page) = fetch(address, "GET /metrics");
+    let expected = "takt_schedule_other_traffic_kept{datapath=\"udp\"} 0.0\n";
+    assert!(page.contains(expected), "{page}");
+}
+
+#[test]
 fn only_one_page_is_served_and_only_to_be_read() {
     let address = address(1);
     let daemon = Daemon::start(&format!("[metrics]\naddress = \"{address}\"\n{LISTENER}"));

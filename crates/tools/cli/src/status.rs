@@ -5,9 +5,10 @@ use serde::Serialize;
 use taktd::admin::client::Client;
 use taktd::admin::json::{acceleration_name, resource_use_name, state_name};
 use taktd::admin::proto::{
-    Authentication, Channel, ClockState, Datapath, GetStatusRequest, ListChannelsRequest,
-    ListDatapathsRequest, ListListenersRequest, ListPeersRequest, ListSessionsRequest,
-    ListenerStatus, Network, Node, Peer, PeerState, Protection, Session, SessionCounters, Unserved,
+    Authentication, Channel, ClockState, Datapath, GetStatusRequest, LinkSchedule,
+    ListChannelsRequest, ListDatapathsRequest, ListListenersRequest, ListPeersRequest,
+    ListSchedulesRequest, ListSessionsRequest, ListenerStatus, Network, Node, Peer, PeerState,
+    Protection, Session, SessionCounters, Unserved,
 };
 use taktd::config::value::Channels;
 
@@ -78,6 +79,7 @@ pub enum What {
 struct Everything {
     node: Option<Node>,
     datapaths: Vec<Datapath>,
+    schedules: Vec<LinkSchedule>,
     listeners: Vec<ListenerStatus>,
     peers: Vec<Peer>,
     sessions: Vec<Session>,
@@ -145,9 +147,11 @@ async fn ask_listeners(client: &mut Client) -> Result<Vec<ListenerStatus>, Failu
 impl Everything {
     async fn ask(client: &mut Client) -> Result<Self, Failure> {
         let node = client.get_status(GetStatusRequest {}).await?;
+        let schedules = client.list_schedules(ListSchedulesRequest {}).await?;
         Ok(Self {
             node: node.into_inner().node,
             datapaths: ask_datapaths(client).await?,
+            schedules: schedules.into_inner().links,
             listeners: ask_listeners(client).await?,
             peers: ask_peers(client).await?,
             sessions: ask_sessions(client).await?,
@@ -206,6 +210,10 @@ impl Everything {
                 .join("\n           ")
             ));
         }
+        let beside: Vec<String> = self.schedules.iter().filter_map(beside).collect();
+        for line in beside.iter().flat_map(|text| wrap(text, 69)) {
+            text.push_str(&format!("beside     {line}\n"));
+        }
         text.push('\n');
         text.push_str(&lanes(&node));
         text.push('\n');
@@ -228,6 +236,17 @@ impl Everything {
         }
         text
     }
+}
+
+/// That the kernel does not keep what others send inside the gates of a link, where it is to.
+fn beside(link: &LinkSchedule) -> Option<String> {
+    let problem = link.other_traffic_problem.as_str();
+    (!problem.is_empty()).then(|| {
+        format!(
+            "the gates of {}: what others send ({problem})",
+            link.datapath
+        )
+    })
 }
 
 /// How the node keeps strangers out.

@@ -66,6 +66,13 @@ type Schedule struct {
 	// VLAN: the port inserts a tag, which takes its time too.
 	// +optional
 	VLAN bool `json:"vlan,omitempty"`
+	// OtherTraffic says who keeps what leaves the link's interface without the runtime (pods, this host's programs) inside the windows
+	// of best effort: port (or absent), nobody but takt uplink and takt veth for what they take; taprio, the kernel; taprio-offload,
+	// the gates of the device; auto, the first of the last two that can, else as port, which the condition InForce tells. A node
+	// that cannot do what is asked for refuses the schedule.
+	// +optional
+	// +kubebuilder:validation:Enum=port;taprio;taprio-offload;auto
+	OtherTraffic string `json:"otherTraffic,omitempty"`
 	// BaseTime is an instant at which a cycle begins, TAI, seconds since 1970, as in "1800000000.000000000"; 0 if absent. The
 	// schedule begins at the first such instant that all nodes can keep.
 	// +optional

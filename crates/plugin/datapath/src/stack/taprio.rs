@@ -13,6 +13,7 @@ use takt_time::TaiTime;
 use super::launch::{
     GET_QDISC, KIND, MQPRIO_CLASSES, NEW_QDISC, OPTIONS, ROOT, TCMSG, find, u32_at,
 };
+use super::messages::Link;
 use super::netlink::{NLMSG_HEADER, Netlink, Refusal};
 
 /// The least priority of the runtime's own packets; one of class `n` has that much more.
@@ -131,21 +132,31 @@ pub fn attached(address: IpAddr) -> io::Result<Option<Attached>> {
     let Some((ifindex, _)) = addresses.into_iter().find(|(_, of)| *of == address) else {
         return Ok(None);
     };
-    let Some(mut link) = netlink.link(ifindex)? else {
-        return Ok(None);
+    let link = netlink.link(ifindex)?;
+    let Some((below, _)) = link.as_ref().and_then(|link| link.vlan) else {
+        return Ok(link.map(Attached::from));
     };
-    if let Some((below, _)) = link.vlan {
-        match netlink.link(below)? {
-            Some(real) => link = real,
-            None => return Ok(None),
+    Ok(netlink.link(below)?.map(Attached::from))
+}
+
+/// The interfaces of this network namespace that have what [`Taprio::program`] has put there, of whatever process.
+///
+/// # Errors
+/// The kernel's.
+pub fn programmed() -> io::Result<Vec<Attached>> {
+    let mut netlink = Netlink::open()?;
+    let mut found = Vec::new();
+    netlink.dump(GET_QDISC, &[0; TCMSG], |message| {
+        if let Some((ifindex, Root::Own)) = read_root(message) {
+            found.push(ifindex);
         }
+    })?;
+    let mut interfaces = Vec::new();
+    for ifindex in found {
+        // One that has gone meanwhile has nothing any more.
+        interfaces.extend(netlink.link(ifindex)?.map(Attached::from));
     }
-    Ok(Some(Attached {
-        ifindex: link.ifindex,
-        name: link.name,
-        mtu: link.mtu,
-        queues: link.queues,
-    }))
+    Ok(interfaces)
 }
 
 /// What is at the root of an interface.
@@ -159,29 +170,43 @@ pub fn root(ifindex: u32) -> io::Result<Root> {
 fn root_by(netlink: &mut Netlink, ifindex: u32) -> io::Result<Root> {
     let mut found = Root::Default;
     netlink.dump(GET_QDISC, &[0; TCMSG], |message| {
-        if let Some(root) = read_root(message, ifindex) {
+        if let Some((of, root)) = read_root(message)
+            && of == ifindex
+        {
             found = root;
         }
     })?;
     Ok(found)
 }
 
-/// What a message with its header says to be at the root of this interface.
-fn read_root(message: &[u8], ifindex: u32) -> Option<Root> {
+/// The interface of a message with its header, and what it says to be at the root there.
+fn read_root(message: &[u8]) -> Option<(u32, Root)> {
     let body = message.get(NLMSG_HEADER..)?;
     let handle = u32_at(body, 8)?;
-    if u32_at(body, 4)? != ifindex || u32_at(body, 12)? != ROOT {
+    if u32_at(body, 12)? != ROOT {
         return None;
     }
     let kind = find(body.get(TCMSG..)?, KIND)?;
-    Some(match handle {
+    let root = match handle {
         0 => Root::Default,
         HANDLE if kind == NAME => Root::Own,
         _ => {
             let kind = String::from_utf8_lossy(kind.strip_suffix(b"\0").unwrap_or(kind));
             Root::Foreign(format!("{kind} {:x}:", handle >> 16))
         }
-    })
+    };
+    Some((u32_at(body, 4)?, root))
+}
+
+impl From<Link> for Attached {
+    fn from(link: Link) -> Self {
+        Self {
+            ifindex: link.ifindex,
+            name: link.name,
+            mtu: link.mtu,
+            queues: link.queues,
+        }
+    }
 }
 
 impl Attached {
@@ -449,21 +474,20 @@ mod tests {
                 message.extend(word.to_ne_bytes());
             }
             attribute(&mut message, KIND, kind);
-            read_root(&message, 7)
+            read_root(&message)
         };
-        let foreign = |text: &str| Some(Root::Foreign(text.into()));
-        assert_eq!(at_root(7, HANDLE, ROOT, b"taprio\0"), Some(Root::Own));
+        let foreign = |text: &str| Some((7, Root::Foreign(text.into())));
+        assert_eq!(at_root(7, HANDLE, ROOT, b"taprio\0"), Some((7, Root::Own)));
         assert_eq!(at_root(7, HANDLE, ROOT, b"htb\0"), foreign("htb 7a97:"));
         assert_eq!(at_root(7, 0x10000, ROOT, b"taprio\0"), foreign("taprio 1:"));
-        assert_eq!(at_root(7, 0, ROOT, b"mq\0"), Some(Root::Default));
-        assert_eq!(at_root(8, HANDLE, ROOT, b"taprio\0"), None);
+        assert_eq!(at_root(7, 0, ROOT, b"mq\0"), Some((7, Root::Default)));
         assert_eq!(at_root(7, 0x10000, HANDLE + 1, b"etf\0"), None);
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(message in prop::collection::vec(any::<u8>(), 0..100)) {
-            let _ = read_root(&message, 7);
+            let _ = read_root(&message);
         }
     }
 }

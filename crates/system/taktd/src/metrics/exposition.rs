@@ -11,7 +11,6 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use takt_clock::{ClockStatus, State};
-use takt_runtime::RuntimeHandle;
 use takt_runtime::control::Stopped;
 use takt_runtime::delays::{DelayReading, bucket_end};
 use takt_runtime::peering::PeerState;
@@ -19,6 +18,8 @@ use takt_runtime::status::{
     ChannelStatus, DatapathStatus, ListenerStatus, NodeStatus, PeerStatus, ScheduleStatus,
     TenantStatus,
 };
+
+use crate::node::Node;
 
 /// The type of the page.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -33,7 +34,8 @@ const QUEUED: &str = "queued";
 ///
 /// # Errors
 /// [`Stopped`].
-pub fn page(handle: &RuntimeHandle) -> Result<String, Stopped> {
+pub fn page(node: &Node) -> Result<String, Stopped> {
+    let handle = node.handle();
     let snapshot = Snapshot {
         node: handle.status()?,
         tenants: handle.tenants()?,
@@ -43,6 +45,7 @@ pub fn page(handle: &RuntimeHandle) -> Result<String, Stopped> {
         datapaths: handle.datapaths()?,
         clock: handle.clock()?,
         schedules: handle.schedules()?,
+        others_kept: node.other_traffic_kept(),
     };
     let mut registry = Registry::with_prefix("takt");
     registry.register_collector(Box::new(snapshot));
@@ -62,6 +65,7 @@ struct Snapshot {
     datapaths: Vec<DatapathStatus>,
     clock: Option<ClockStatus>,
     schedules: Vec<ScheduleStatus>,
+    others_kept: Vec<(String, bool)>,
 }
 
 /// Labels of one thing.
@@ -432,6 +436,20 @@ impl Snapshot {
             "Whether the schedule runs without the clock that it demands",
             &unmet,
         )?;
+        let kept: Vec<_> = self
+            .others_kept
+            .iter()
+            .map(|(datapath, kept)| {
+                let labels = vec![("datapath", datapath.clone())];
+                (labels, f64::from(u8::from(*kept)))
+            })
+            .collect();
+        gauge(
+            out,
+            "schedule_other_traffic_kept",
+            "Whether the kernel keeps what others send by the link inside the schedule, where it is to",
+            &kept,
+        )?;
         let losses: Vec<_> = self
             .schedules
             .iter()
@@ -765,6 +783,7 @@ mod tests {
                     ..Default::default()
                 }],
             }],
+            others_kept: vec![("udp".into(), false)],
         }));
         let mut page = String::new();
         prometheus_client::encoding::text::encode(&mut page, &registry).expect("a page");
@@ -778,6 +797,7 @@ mod tests {
             r#"takt_datapath_available{datapath="xdp"} 0.0"#,
             r#"takt_datapath_failures_total{datapath="xdp"} 2"#,
             r#"takt_class_queued{datapath="udp",class="0"} 3.0"#,
+            r#"takt_schedule_other_traffic_kept{datapath="udp"} 0.0"#,
             r#"takt_class_sent_late_total{datapath="udp",class="0"} 2"#,
             "# TYPE takt_one_way_delay_seconds histogram",
             r#"takt_one_way_delay_seconds_sum{class="1"} 4.0"#,

@@ -72,7 +72,7 @@ impl MetricsServer {
 
     /// Serves until `stop` is true; connections end then.
     pub async fn serve(self, node: Arc<Node>, stop: watch::Receiver<bool>) {
-        let page = move || exposition::page(node.handle()).ok();
+        let page = move || exposition::page(&node).ok();
         self.serve_page(Arc::new(page), SERVED_WITHIN, stop).await;
     }
 

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use takt_schedule::form::{write_duration, write_instant};
 use takt_schedule::{GateMask, GateOperation, Schedule, Selection};
 
+use super::node::OTHER_TRAFFIC;
 use super::source::{One, Rate, not_done};
 use crate::failure::Failure;
 use crate::manifest::{is_label, yaml};
@@ -40,6 +41,9 @@ pub struct Manifest {
     /// The ports insert a VLAN tag: 4 octets more on the wire
     #[arg(long)]
     vlan: bool,
+    /// Who keeps what others send by the links' interfaces
+    #[arg(long, value_name = "WHO", value_parser = OTHER_TRAFFIC)]
+    other_traffic: Option<String>,
     /// TaktNetwork whose nodes it is for; without it: all that have takt-node
     #[arg(long, value_name = "NAME")]
     network: Option<String>,
@@ -84,6 +88,9 @@ impl Manifest {
         spec.insert("rate".to_owned(), json!(self.rate.0));
         if self.vlan {
             spec.insert("vlan".to_owned(), json!(true));
+        }
+        if let Some(who) = &self.other_traffic {
+            spec.insert("otherTraffic".to_owned(), json!(who));
         }
         if let Some(network) = &self.network {
             spec.insert("network".to_owned(), json!(network));

@@ -15,6 +15,9 @@ use crate::admin::Daemon;
 use crate::failure::Failure;
 use crate::output::{Align, Form, print, print_json, table};
 
+/// Who may keep what others send (`OtherTraffic` of the runtime).
+pub const OTHER_TRAFFIC: [&str; 4] = ["port", "taprio", "taprio-offload", "auto"];
+
 const INSTALL: &str = "\
 The schedule begins at its base time, or with the first cycle from now where that has passed; the one
 that runs goes on until then, and no gate sees a gap. It lasts until it is removed, also over a restart or a
@@ -48,7 +51,7 @@ pub struct Install {
     #[arg(long, value_name = "NAME")]
     datapath: String,
     /// Who keeps what others send by the link's interface
-    #[arg(long, value_name = "WHO", default_value = "port", value_parser = ["port", "taprio", "taprio-offload", "auto"])]
+    #[arg(long, value_name = "WHO", default_value = "port", value_parser = OTHER_TRAFFIC)]
     other_traffic: String,
     #[command(flatten)]
     daemon: Daemon,
