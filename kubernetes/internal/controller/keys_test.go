@@ -249,6 +249,39 @@ func TestAClockThatWasAheadHoldsUpNoChange(t *testing.T) {
 	}
 }
 
+// A clock that stays ahead keeps no node's key for ever: it has its turn as often as others, and no more.
+func TestAKeyGrowsOldWhateverTheNodesClockSays(t *testing.T) {
+	w := keyed("node-1", "node-2")
+	ahead := func() {
+		one, at := w.of("node-1"), metav1.NewTime(w.Now.Add(1000*time.Hour))
+		one.Status.Runtime.KeySince = &at
+	}
+	one := w.of("node-1")
+	one.CreationTimestamp = metav1.NewTime(w.Now)
+	made := w.Now
+	ahead()
+	w.of("node-2").Status.Runtime.KeySince = nil
+	var changed []time.Duration
+	for range 3 {
+		before := one.Status.Runtime.Key
+		for one.Status.Runtime.Key == before {
+			w.next()
+			w.agents()
+			ahead()
+			if w.Now = w.Now.Add(time.Minute); w.Now.Sub(made) > 100*24*time.Hour {
+				t.Fatalf("it has not changed its key since %v", changed)
+			}
+		}
+		one.Status.Runtime.NextKey = ""
+		changed = append(changed, w.Now.Sub(made))
+	}
+	for at, began := range append([]time.Duration{0}, changed[:2]...) {
+		if age := changed[at] - began; age < w.KeyRotation || age > w.KeyRotation+time.Hour {
+			t.Errorf("a key became %v old, and they become %v: it was changed after %v", age, w.KeyRotation, changed)
+		}
+	}
+}
+
 // One that claims that its key is old, and some that cannot make another one.
 func TestNoNodeTakesTheTurnOfOthers(t *testing.T) {
 	w := keyed("liar", "node-1", "node-2", "node-3", "node-4", "node-5", "node-6", "node-7", "node-8")
