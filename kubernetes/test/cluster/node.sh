@@ -8,6 +8,8 @@
 # that tests may kill them; their process numbers are in $TAKT_CLUSTER/NAME.pid and they log to NAME.log.
 # TAKT_KUBELET are more lines for the kubelet's configuration. TAKT_RUNTIME=crio has CRI-O instead of containerd.
 #
+# TAKT_MULTUS=1 has pods attached to the networks of their annotation as well, by what stands in for Multus.
+#
 # The second node has namespaces of its own inside, its files in $TAKT_CLUSTER/node-2, and a cable to the first one: their
 # interfaces wire0 and eth0. Pods of both are then on one Ethernet segment, VXLAN 1 of the kernel, or with TAKT_FLANNEL=1 each node has
 # a subnet of its own, the bridge cni0 and flannel.1, with what flanneld enters there. With TAKT_RATE, bit/s, there is
@@ -81,7 +83,7 @@ else
 	mount -t tmpfs tmpfs /run
 fi
 for dir in /var/lib/cni /var/lib/kubelet /var/log/containers /var/log/pods /opt/containerd /usr/libexec/kubernetes \
-	/var/lib/takt-node /etc/cni /opt/cni /etc/cdi; do
+	/var/lib/takt-node /var/lib/takt /etc/cni /opt/cni /etc/cdi; do
 	mkdir -p $dir
 	[ "${TAKT_MACHINE:-}" ] || mount -t tmpfs tmpfs $dir
 done
@@ -145,6 +147,11 @@ if [ -n "${TAKT_TAKTD:-}" ]; then
 	chained=', {"type": "takt-cni", "network": "pods", "classes": [0, 5], "write": ["7"], "read": ["7"], "pods": "annotated",
  "capabilities": {"io.kubernetes.cri.pod-annotations": true}}'
 fi
+# What stands in for Multus is behind it, too.
+if [ -n "${TAKT_MULTUS:-}" ]; then
+	cp "$here/../../bin/multus" /opt/cni/bin/
+	chained=', {"type": "multus", "kubectl": ["'$(command -v kube)'", "kubectl", "--kubeconfig", "'$TAKT_CLUSTER'/admin.conf"], "capabilities": {"io.kubernetes.cri.pod-annotations": true}}'
+fi
 range='{"subnet": "10.67.0.0/24"}' mtu=1500 bridge='"bridge": "pods0", "isGateway": true' routes=0.0.0.0/0
 if [ -n "${TAKT_FLANNEL:-}" ]; then
 	# What Flannel's plugin has the bridge plugin do.
@@ -171,7 +178,7 @@ $follow
 [departure]
 tolerance_us = 1000000
 [metrics]
-address = "127.0.0.1:9465"
+address = "$address:9465"
 TOML
 
 # For what leaves by the cable.

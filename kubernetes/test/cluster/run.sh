@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the tests in a cluster whose agent has a certain backend: run.sh BACKEND [TEST-FLAG...]. What they need
-# has been built into bin/.
+# has been built into bin/. With TAKT_MANUAL nothing of Takt is in the cluster: the test does what the manual says.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 bin=$(cd "$here/../../bin" && pwd)
@@ -21,7 +21,8 @@ fi
 network=
 objects=
 [ "${TAKT_NODES:-1}" = 1 ] || { objects=", objects: true" cores=${TAKT_CORES:-none}; }
-[ -z "${TAKT_TAKTD:-}" ] || network=", network: {enabled: true, preload: $preload, library: $TAKT_BUILT/libtakt.so, takt: $TAKT_BUILT/takt$objects}"
+[ -z "${TAKT_MANUAL:-}" ] || cores=all
+[ -z "${TAKT_TAKTD:-}" ] || network=", metrics: {taktd: 9465}, network: {enabled: true, preload: $preload, library: $TAKT_BUILT/libtakt.so, takt: $TAKT_BUILT/takt$objects}"
 # Two nodes of which each gives a core of its own have a release each.
 where= second="nodeSelector: {pool: other}" seconds=all
 if [ -n "${TAKT_EACH:-}" ]; then
@@ -35,6 +36,10 @@ echo "{config: {cores: $cores, backend: $TAKT_BACKEND, podRequests: warn${TAKT_A
 sed 's/^{/{uninstall: true, /' "$bin/values.yaml" >"$bin/leaving.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/leaving.yaml" kube-system >"$bin/leaving-chart.yaml")
 export TAKT_LEAVING_CHART="$bin/leaving-chart.yaml"
+# What the Prometheus operator is told: its kinds are not in the cluster.
+sed 's/^{/{monitoring: {podMonitor: true, rules: true}, /' "$bin/values.yaml" >"$bin/watched.yaml"
+(cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/watched.yaml" kube-system >"$bin/watched-chart.yaml")
+export TAKT_WATCHED_CHART="$bin/watched-chart.yaml"
 # A release for other nodes, which shares the device class.
 echo "{config: {cores: $seconds, backend: $TAKT_BACKEND, podRequests: warn}, image: {pullPolicy: Never}, deviceClass: {create: false}, $second}" >"$bin/second.yaml"
 (cd "$here/../chart" && go run ./render "$here/../../../deploy/helm/takt-node" "$bin/second.yaml" kube-system takt-node-other >"$bin/second-chart.yaml")
@@ -43,7 +48,7 @@ TAKT_COLUMNS=$(cd "$here/../../../deploy/kubectl" && pwd)/reservations.columns
 export TAKT_COLUMNS
 # kubectl takt.
 export PATH="$bin:$PATH"
-# The chart's alerts and dashboards, and a Prometheus to try them with.
+# The chart's dashboards, and a Prometheus to try them with.
 TAKT_MONITORING=$(cd "$here/../../../deploy/helm/takt-node/monitoring" && pwd)
 export TAKT_MONITORING
 [ ! -x "$bin/prometheus" ] || export TAKT_PROMETHEUS="$bin/prometheus"
@@ -53,9 +58,14 @@ export TAKT_BINDINGS
 images="$bin/guest.tar $bin/musl.tar $bin/takt-node.tar"
 # With taktd, its image too, for what runs beside it in a pod.
 manifests=$(cd "$here/../../../deploy/manifests" && pwd)
-if [ -n "${TAKT_TAKTD:-}" ]; then
+if [ -n "${TAKT_BUILT:-}" ] && [ -n "${TAKT_TAKTD:-}${TAKT_MANUAL:-}" ]; then
 	BUILT=$TAKT_BUILT "$here/../../../deploy/images/taktd.sh" "$bin/taktd.tar"
 	images="$images $bin/taktd.tar"
+fi
+# Who does what the manual says has an image of the name that the manifests have.
+if [ -n "${TAKT_MANUAL:-}" ]; then
+	"$here/../../../deploy/images/archive.sh" "$bin/talker.tar" registry.example.com/talker:1 /guest "$bin/guest"
+	images="$images $bin/talker.tar"
 fi
 # With TAKT_EMULATED, in a machine of its own, with a distribution's kernel, systemd and cgroup v2.
 start=$here/node.sh
