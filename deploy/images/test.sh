@@ -24,4 +24,11 @@ until chroot "$work/root" /usr/bin/takt status >/dev/null 2>&1; do
 	kill -0 "$taktd" || { cat "$work/log"; exit 1; }
 	sleep 0.1
 done
+# What it brings to its node is whole: the command runs, and the preload has a library for each loader.
+mkdir "$work/root/host"
+chroot "$work/root" /takt-install /node /host/runtime
+chroot "$work/root" /host/runtime/takt --version
+for part in libtakt.so.0 takt-preload/libtakt_preload.so "takt-preload/lib/$(uname -m)-linux-gnu/libtakt_preload.so"; do
+	test -x "$work/root/host/runtime/$part" || { echo "the node has no $part"; exit 1; }
+done
 echo "taktd runs in its image"

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/takt-dev/takt/kubernetes/internal/enforce"
+	"github.com/takt-dev/takt/kubernetes/internal/install"
 	"github.com/takt-dev/takt/kubernetes/internal/node"
 	"github.com/takt-dev/takt/kubernetes/internal/objects"
 )
@@ -79,7 +79,7 @@ func run(ctx context.Context, path string, check bool, name, kubeconfig, install
 		return agent.Uninstall(ctx)
 	}
 	if installGate != "" {
-		if err := install(installGate, config.Gate); err != nil {
+		if err := install.File(installGate, config.Gate); err != nil {
 			return err
 		}
 	}
@@ -87,7 +87,7 @@ func run(ctx context.Context, path string, check bool, name, kubeconfig, install
 		if config.Network == nil {
 			return errors.New("-install-cni: the configuration has no network: write one, or leave the option out")
 		}
-		if err := install(installCNI, filepath.Join(config.Network.Plugins, "takt-cni")); err != nil {
+		if err := install.File(installCNI, filepath.Join(config.Network.Plugins, "takt-cni")); err != nil {
 			return err
 		}
 	}
@@ -122,30 +122,4 @@ func reach(kubeconfig string) (kubernetes.Interface, *rest.Config, error) {
 	config.QPS, config.Burst = node.APIRate, node.APIBurst
 	client, err := kubernetes.NewForConfig(config)
 	return client, config, err
-}
-
-// install replaces a program on the host in one step: a container may be starting.
-func install(from, to string) error {
-	source, err := os.Open(from)
-	if err != nil {
-		return fmt.Errorf("cannot install %s: %w", to, err)
-	}
-	defer source.Close()
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return fmt.Errorf("cannot install %s: %w", to, err)
-	}
-	target, err := os.CreateTemp(filepath.Dir(to), ".takt-*")
-	if err != nil {
-		return fmt.Errorf("cannot install %s: %w", to, err)
-	}
-	defer os.Remove(target.Name())
-	_, err = io.Copy(target, source)
-	err = errors.Join(err, target.Chmod(0o755), target.Sync(), target.Close())
-	if err == nil {
-		err = os.Rename(target.Name(), to)
-	}
-	if err != nil {
-		return fmt.Errorf("cannot install %s: %w", to, err)
-	}
-	return nil
 }

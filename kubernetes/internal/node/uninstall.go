@@ -29,6 +29,9 @@ import (
 // uninstallAgain is the pause before it is looked again whether what stands in the way has gone.
 const uninstallAgain = 2 * time.Second
 
+// broughtByTaktd is the directory beside the gate with what the chart's taktd brings for containers and for veths.
+const broughtByTaktd = "runtime"
+
 // drivers are the agent's.
 var drivers = []string{reservation.Driver, reservation.NetworkDriver}
 
@@ -96,7 +99,7 @@ func (n *Node) uninstall(ctx context.Context, leaving *leaving) error {
 		return errSettling
 	}
 	leaving.stop()
-	mistakes := []error{remove(networkCDIFile(n.config.CDIDirectory), n.config.Gate), n.backend.Close()}
+	mistakes := []error{remove(networkCDIFile(n.config.CDIDirectory), n.config.Gate, filepath.Join(filepath.Dir(n.config.Gate), broughtByTaktd)), n.backend.Close()}
 	if n.config.Network != nil {
 		n.veths.keep(ctx, nil)
 		mistakes = append(mistakes, n.removeVethGroups(), n.leaveTaktd(ctx), remove(filepath.Join(n.config.Network.Plugins, "takt-cni"), n.config.Network.Sockets))

@@ -59,7 +59,11 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, file := range []string{s.config.Gate, filepath.Join(plugins, "takt-cni"), filepath.Join(plugins, "bridge")} {
+	brought := filepath.Join(filepath.Dir(s.config.Gate), "runtime", "takt-preload")
+	if err := os.MkdirAll(brought, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{s.config.Gate, filepath.Join(brought, "libtakt_preload.so"), filepath.Join(plugins, "takt-cni"), filepath.Join(plugins, "bridge")} {
 		s.write(file, "")
 	}
 	s.write(list, `{"plugins": [{"type": "bridge"}, {"type": "takt-cni"}]}`)

@@ -100,6 +100,17 @@ func leftInTaktd(t *testing.T, node string) (left []string) {
 	return left
 }
 
+// nothingInTheCluster checks that no object of Takt is left.
+func nothingInTheCluster(t *testing.T) {
+	t.Helper()
+	kinds := "crd,clusterrole,clusterrolebinding,deviceclass,validatingadmissionpolicy,validatingadmissionpolicybinding,priorityclass,resourceslice,resourceclaim,lease,configmap,serviceaccount,role,rolebinding,daemonset,deployment,pod,secret,service"
+	for line := range strings.Lines(kubectl(t, "get", kinds, "-A", "-o", "custom-columns=KIND:.kind,NAMESPACE:.metadata.namespace,NAME:.metadata.name", "--no-headers")) {
+		if strings.Contains(line, "takt") {
+			t.Errorf("the cluster still has %s", line)
+		}
+	}
+}
+
 // The steps of the manual, in a cluster where pods have used all of it: ordinary pods reach each other all the while.
 func TestFlannelNodesHaveNothingLeftOfTaktWhenItIsUninstalled(t *testing.T) {
 	if !flannel {
@@ -168,12 +179,7 @@ func TestFlannelNodesHaveNothingLeftOfTaktWhenItIsUninstalled(t *testing.T) {
 			t.Errorf("taktd of %s still has %v", node, left)
 		}
 	}
-	kinds := "crd,clusterrole,clusterrolebinding,deviceclass,validatingadmissionpolicy,validatingadmissionpolicybinding,priorityclass,resourceslice,resourceclaim,lease,configmap,serviceaccount,role,rolebinding,daemonset,deployment,pod,secret,service"
-	for line := range strings.Lines(kubectl(t, "get", kinds, "-A", "-o", "custom-columns=KIND:.kind,NAMESPACE:.metadata.namespace,NAME:.metadata.name", "--no-headers")) {
-		if strings.Contains(line, "takt") {
-			t.Errorf("the cluster still has %s", line)
-		}
-	}
+	nothingInTheCluster(t)
 	ordinary.goesOn(t, "ordinary pods have reached each other all the while")
 	// A pod may start, annotated or not: the node is as one without Takt.
 	create(t, on("node-2", python("later", timeSensitive, listening)))

@@ -10,6 +10,16 @@ app.kubernetes.io/name: takt-node
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- define "takt-node.taktdSelector" -}}
+app.kubernetes.io/name: taktd
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* Where the release's taktd brings what its node has for containers and veths: beside takt-gate, with which the agent takes it away. */}}
+{{- define "takt-node.brought" -}}
+{{ .Values.hostPaths.gate }}/runtime
+{{- end }}
+
 {{/* Cluster-wide names carry the release's namespace and name, so that two releases do not meet. */}}
 {{- define "takt-node.clusterName" -}}
 {{ .Release.Namespace }}-{{ .Release.Name }}
@@ -42,16 +52,21 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "viewer" (printf "system:serviceaccount:%s:%s-view" .Release.Namespace .Release.Name)
   "listen" (printf ":%d" (int .Values.metrics.port)) -}}
 {{- if .Values.network.enabled }}
+{{- $node := dict "preload" .Values.network.preload "library" .Values.network.library "takt" .Values.network.takt }}
+{{- if .Values.taktd.enabled }}
+{{- $brought := include "takt-node.brought" . }}
+{{- $node = dict "preload" (printf "%s/takt-preload" $brought) "library" (printf "%s/libtakt.so.0" $brought) "takt" (printf "%s/takt" $brought) }}
+{{- end }}
 {{- $_ := set $fixed "network" (dict
   "sockets" (printf "%s/cni" $paths.takt)
   "adminSocket" (printf "%s/admin.sock" $paths.takt)
   "plugins" $paths.cni
   "configurations" $paths.cniConfigurations
-  "preload" .Values.network.preload
-  "library" .Values.network.library
+  "preload" $node.preload
+  "library" $node.library
   "path" .Values.network.path
   "otherTraffic" .Values.network.otherTraffic
-  "takt" .Values.network.takt
+  "takt" $node.takt
   "unattached" .Values.network.unattached
   "unlisted" .Values.network.unlisted
   "claimed" .Values.network.claimed
@@ -75,6 +90,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $gone = and $gone (eq (int64 (dig "status" $count 0 $set)) (int64 (dig "status" "desiredNumberScheduled" 0 $set))) }}
 {{- end }}
 {{- if and $had (not $gone) }}
+{{- if and (not .Values.taktd.enabled) (lookup "apps/v1" "DaemonSet" .Release.Namespace (printf "%s-taktd" .Release.Name)) }}
+{{- fail (printf "taktd.enabled is false, and was true: all pods would be without their runtime at once. Have the agents take away first what it serves: the steps of docs/how-to/time-sensitive-pods.md#uninstall as far as kubectl rollout status daemonset/%s, with taktd.enabled=true; then set taktd.enabled=false and uninstall=false" .Release.Name) }}
+{{- end }}
 {{- if not .Values.network.enabled }}
 {{- fail (printf "network.enabled is false, and was true: pods that have launch times would be left without them, and the kubelet could not end those with gate time. Have the agents take away what is the network's first: the steps of docs/how-to/time-sensitive-pods.md#uninstall as far as kubectl rollout status daemonset/%s, with network.enabled=true; then set network.enabled=false, network.objects=false and uninstall=false" .Release.Name) }}
 {{- end }}
