@@ -37,7 +37,8 @@ rotate sets the annotation ` + network.RotateKey + ` of the nodes' TaktNodes to 
 other change its key, without losing a message: see STATE.
 
 Exit status: 0; 1 if the cluster cannot be asked; 2 for a mistake in the command; 3 if a change was given up, or waits for something or
-cannot begin. One that has ended is none of these, whatever MESSAGE adds.
+cannot begin; 4 if none was, and one has ended while other nodes still take the key of before (beforeTaken in JSON): whoever has that
+key can use it there. 0 also while a change goes on that does not wait yet: state in JSON says so.
 
 It needs the right to list taktnodes, and for rotate to patch them. Who may do that directs the frames and channels of the cluster.
 
@@ -57,6 +58,8 @@ type nodeKey struct {
 	State      string       `json:"state,omitempty"`
 	StateSince *metav1.Time `json:"stateSince,omitempty"`
 	Message    string       `json:"message,omitempty"`
+	// BeforeTaken: the key has changed, and others still take the key of before.
+	BeforeTaken bool `json:"beforeTaken,omitempty"`
 }
 
 // asked is the state of a change that has not begun.
@@ -70,6 +73,7 @@ func keyOf(node *network.TaktNode) nodeKey {
 	rotation := node.Spec.KeyRotation
 	if rotation != nil {
 		one.State, one.StateSince, one.Message = rotation.State, &rotation.Since, rotation.Message
+		one.BeforeTaken = rotation.BeforeTaken()
 	}
 	switch at, err := node.KeyAsked(); {
 	case rotation.GoesOn() || node.KeyTried():
@@ -144,6 +148,9 @@ func key(ctx context.Context, args []string, out, errs io.Writer) int {
 	}
 	if slices.ContainsFunc(keys, func(k nodeKey) bool { return k.Message != "" && k.State != network.Rotated }) {
 		return 3
+	}
+	if slices.ContainsFunc(keys, func(k nodeKey) bool { return k.BeforeTaken }) {
+		return 4
 	}
 	return 0
 }

@@ -79,12 +79,31 @@ func TestOtherKeysAreAskedForAndWhatBecomesOfThemIsShown(t *testing.T) {
 	if got := table(0); !strings.Contains(got, "Rotated 90m somebody else") {
 		t.Errorf("it shows %q", got)
 	}
+	if told := does(0, "-o", "json"); strings.Contains(told, "beforeTaken") {
+		t.Errorf("it says %q", told)
+	}
+	// One whose key of before is taken by others is none that is done.
+	made, err = client.Nodes.Get(ctx, "node-2", metav1.GetOptions{})
+	if err == nil {
+		made.Spec.KeyRotation.Message = network.StillTaken + "node node-1: see its condition Ready"
+		_, err = client.Nodes.Update(ctx, made, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := table(4); !strings.Contains(got, "Rotated 90m the key of before is still taken by node node-1") {
+		t.Errorf("it shows %q", got)
+	}
+	var taken struct{ Nodes []nodeKey }
+	if err := json.Unmarshal([]byte(does(4, "-o", "json")), &taken); err != nil || len(taken.Nodes) != 3 || taken.Nodes[0].BeforeTaken || !taken.Nodes[1].BeforeTaken {
+		t.Errorf("%v: %+v", err, taken)
+	}
 	// Who has no key is not asked.
 	if said := does(0, "rotate", "-all"); strings.Count(said, "is asked") != 2 {
 		t.Errorf("it says %q", said)
 	}
 	var told struct{ Nodes []nodeKey }
-	if err := json.Unmarshal([]byte(does(0, "-o", "json")), &told); err != nil || len(told.Nodes) != 3 || told.Nodes[1].State != asked || told.Nodes[1].Message != "" {
+	if err := json.Unmarshal([]byte(does(4, "-o", "json")), &told); err != nil || len(told.Nodes) != 3 || told.Nodes[1].State != asked || told.Nodes[1].Message != "" {
 		t.Errorf("%v: %+v", err, told)
 	}
 }

@@ -235,7 +235,7 @@ func (w *World) goOn(member *network.TaktNode, spec *network.TaktNodeSpec, r *ne
 const anotherKey = "the node has another key than was to follow: somebody else has changed it"
 
 func stillTaken(by []string) string {
-	return "the key of before is still taken by " + nodesText(by) + ": see its condition Ready"
+	return network.StillTaken + nodesText(by) + ": see its condition Ready"
 }
 
 // keepers are the nodes that are there and take the key of before beside the one that has followed.

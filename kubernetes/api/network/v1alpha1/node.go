@@ -2,6 +2,7 @@ package v1alpha1
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -175,6 +176,14 @@ type KeyRotation struct {
 	// Message is what it waits for, if that lasts, or why it was given up.
 	// +optional
 	Message string `json:"message,omitempty"`
+}
+
+// StillTaken begins the message of a change that has ended while other nodes, which follow, take the key of before.
+const StillTaken = "the key of before is still taken by "
+
+// BeforeTaken says whether the key has changed and others are known to take the key of before, so that whoever has that key can use it there.
+func (r *KeyRotation) BeforeTaken() bool {
+	return r != nil && r.State == Rotated && strings.HasPrefix(r.Message, StillTaken)
 }
 
 // GoesOn says whether the key is being changed.
