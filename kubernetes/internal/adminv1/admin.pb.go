@@ -10,7 +10,8 @@
 // Counters count from the start of the node (of a session, for its own) and wrap at 2^64. Addresses are written
 // "10.0.0.1:7400" or "[fd00::1]:7400".
 //
-// Answers may be large on a busy node: accept messages of up to 64 MiB, or page through ListChannels.
+// Answers may be large on a busy node: accept messages of up to 64 MiB, or page through ListSessions and ListChannels. A page costs
+// the node the same however much others have open; what comes or goes while somebody pages may be in it or not.
 //
 // Errors: INVALID_ARGUMENT names the field and what would be right; FAILED_PRECONDITION says what stands in the way;
 // UNAVAILABLE: the node is stopping.
@@ -485,6 +486,10 @@ type Node struct {
 	NextKey string `protobuf:"bytes,15,opt,name=next_key,json=nextKey,proto3" json:"next_key,omitempty"`
 	// How often sessions were moved to another lane.
 	SessionsMoved *SessionsMoved `protobuf:"bytes,16,opt,name=sessions_moved,json=sessionsMoved,proto3" json:"sessions_moved,omitempty"`
+	// How many sessions are attached.
+	Sessions uint32 `protobuf:"varint,17,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	// How many channels have sources or sinks here.
+	Channels      uint32 `protobuf:"varint,18,opt,name=channels,proto3" json:"channels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -629,6 +634,20 @@ func (x *Node) GetSessionsMoved() *SessionsMoved {
 		return x.SessionsMoved
 	}
 	return nil
+}
+
+func (x *Node) GetSessions() uint32 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+func (x *Node) GetChannels() uint32 {
+	if x != nil {
+		return x.Channels
+	}
+	return 0
 }
 
 // One-way delays of messages of a class from other nodes: from when the sender's lane took them, so that what waits there for its
@@ -1364,7 +1383,11 @@ func (x *PeeringCounters) GetReplayed() uint64 {
 type ListSessionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only those of this tenant; empty: all.
-	Identity      string `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	Identity string `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	// The first session of the page.
+	First uint64 `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
+	// Most sessions to return; 0: all. There may be fewer of them, or none: `next` of the answer says whether there are more.
+	Limit         uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1406,10 +1429,26 @@ func (x *ListSessionsRequest) GetIdentity() string {
 	return ""
 }
 
+func (x *ListSessionsRequest) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *ListSessionsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
 type ListSessionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// By number.
-	Sessions      []*Session `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	Sessions []*Session `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	// Where the next page begins; 0: this is the last one.
+	Next          uint64 `protobuf:"varint,2,opt,name=next,proto3" json:"next,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1449,6 +1488,13 @@ func (x *ListSessionsResponse) GetSessions() []*Session {
 		return x.Sessions
 	}
 	return nil
+}
+
+func (x *ListSessionsResponse) GetNext() uint64 {
+	if x != nil {
+		return x.Next
+	}
+	return 0
 }
 
 // Datagrams with a launch time that a preloaded program left to the kernel or refused, since it began.
@@ -7492,7 +7538,7 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\x19takt/admin/v1/admin.proto\x12\rtakt.admin.v1\"\x12\n" +
 	"\x10GetStatusRequest\"<\n" +
 	"\x11GetStatusResponse\x12'\n" +
-	"\x04node\x18\x01 \x01(\v2\x13.takt.admin.v1.NodeR\x04node\"\xf7\x04\n" +
+	"\x04node\x18\x01 \x01(\v2\x13.takt.admin.v1.NodeR\x04node\"\xaf\x05\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12 \n" +
@@ -7513,7 +7559,9 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\vclock_state\x18\x0e \x01(\x0e2\x19.takt.admin.v1.ClockStateR\n" +
 	"clockState\x12\x19\n" +
 	"\bnext_key\x18\x0f \x01(\tR\anextKey\x12C\n" +
-	"\x0esessions_moved\x18\x10 \x01(\v2\x1c.takt.admin.v1.SessionsMovedR\rsessionsMoved\"\xc1\x01\n" +
+	"\x0esessions_moved\x18\x10 \x01(\v2\x1c.takt.admin.v1.SessionsMovedR\rsessionsMoved\x12\x1a\n" +
+	"\bsessions\x18\x11 \x01(\rR\bsessions\x12\x1a\n" +
+	"\bchannels\x18\x12 \x01(\rR\bchannels\"\xc1\x01\n" +
 	"\vClassDelays\x12\x14\n" +
 	"\x05class\x18\x01 \x01(\rR\x05class\x12\x1a\n" +
 	"\bmessages\x18\x02 \x01(\x04R\bmessages\x12\x15\n" +
@@ -7585,11 +7633,14 @@ const file_takt_admin_v1_admin_proto_rawDesc = "" +
 	"\aversion\x18\x03 \x01(\x04R\aversion\x12\x19\n" +
 	"\btoo_many\x18\x04 \x01(\x04R\atooMany\x12(\n" +
 	"\x0funauthenticated\x18\x05 \x01(\x04R\x0funauthenticated\x12\x1a\n" +
-	"\breplayed\x18\x06 \x01(\x04R\breplayed\"1\n" +
+	"\breplayed\x18\x06 \x01(\x04R\breplayed\"]\n" +
 	"\x13ListSessionsRequest\x12\x1a\n" +
-	"\bidentity\x18\x01 \x01(\tR\bidentity\"J\n" +
+	"\bidentity\x18\x01 \x01(\tR\bidentity\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\x04R\x05first\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\rR\x05limit\"^\n" +
 	"\x14ListSessionsResponse\x122\n" +
-	"\bsessions\x18\x01 \x03(\v2\x16.takt.admin.v1.SessionR\bsessions\"8\n" +
+	"\bsessions\x18\x01 \x03(\v2\x16.takt.admin.v1.SessionR\bsessions\x12\x12\n" +
+	"\x04next\x18\x02 \x01(\x04R\x04next\"8\n" +
 	"\bUnserved\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\"\xfc\x03\n" +

@@ -10,7 +10,8 @@
 // Counters count from the start of the node (of a session, for its own) and wrap at 2^64. Addresses are written
 // "10.0.0.1:7400" or "[fd00::1]:7400".
 //
-// Answers may be large on a busy node: accept messages of up to 64 MiB, or page through ListChannels.
+// Answers may be large on a busy node: accept messages of up to 64 MiB, or page through ListSessions and ListChannels. A page costs
+// the node the same however much others have open; what comes or goes while somebody pages may be in it or not.
 //
 // Errors: INVALID_ARGUMENT names the field and what would be right; FAILED_PRECONDITION says what stands in the way;
 // UNAVAILABLE: the node is stopping.
@@ -72,7 +73,7 @@ const (
 type AdminClient interface {
 	// The node as a whole: identity, lanes with their ports, peering.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
-	// All attached sessions with their streams.
+	// All attached sessions with their streams, or a page of them.
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
 	// Ends a session; its application gets the reason, and may attach again.
 	EndSession(ctx context.Context, in *EndSessionRequest, opts ...grpc.CallOption) (*EndSessionResponse, error)
@@ -434,7 +435,7 @@ type Admin_CaptureClient = grpc.ServerStreamingClient[CaptureResponse]
 type AdminServer interface {
 	// The node as a whole: identity, lanes with their ports, peering.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
-	// All attached sessions with their streams.
+	// All attached sessions with their streams, or a page of them.
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
 	// Ends a session; its application gets the reason, and may attach again.
 	EndSession(context.Context, *EndSessionRequest) (*EndSessionResponse, error)

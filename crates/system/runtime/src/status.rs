@@ -18,6 +18,24 @@ use crate::counters::{
     StreamReading,
 };
 use crate::delays::DelayReading;
+
+/// A part of a list that may be long.
+#[derive(Clone, Debug)]
+pub struct Page<T> {
+    /// In the order of the list.
+    pub entries: Vec<T>,
+    /// Where the next page begins; none: this is the last one.
+    pub next: Option<u64>,
+}
+
+impl<T> Default for Page<T> {
+    fn default() -> Self {
+        Self {
+            entries: Vec::new(),
+            next: None,
+        }
+    }
+}
 pub use crate::peering::PeerStatus;
 use crate::peering::PeeringCounters;
 use crate::peering::keys::{Protection, PublicKey};
@@ -36,6 +54,10 @@ pub struct NodeStatus {
     pub uptime_seconds: u64,
     /// Whether it is draining.
     pub draining: bool,
+    /// How many sessions there are.
+    pub sessions: usize,
+    /// How many channels have sources or sinks here.
+    pub channels: usize,
     /// How often streams were mapped to another datapath than before.
     pub streams_moved: u64,
     /// How often sessions were moved to another lane.

@@ -29,7 +29,10 @@ async fn node(client: &mut Client) -> proto::Node {
 
 async fn sessions(client: &mut Client, identity: &str) -> Vec<proto::Session> {
     let identity = identity.to_owned();
-    let request = ListSessionsRequest { identity };
+    let request = ListSessionsRequest {
+        identity,
+        ..ListSessionsRequest::default()
+    };
     let response = client.list_sessions(request).await.expect("sessions");
     response.into_inner().sessions
 }

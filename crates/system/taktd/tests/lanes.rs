@@ -42,7 +42,12 @@ async fn node(client: &mut Client) -> proto::Node {
 /// The only session of a tenant.
 async fn session(client: &mut Client, identity: &str) -> Option<proto::Session> {
     let identity = identity.to_owned();
-    let list = client.list_sessions(ListSessionsRequest { identity }).await;
+    let list = client
+        .list_sessions(ListSessionsRequest {
+            identity,
+            ..ListSessionsRequest::default()
+        })
+        .await;
     let mut sessions = list.expect("sessions").into_inner().sessions;
     sessions.retain(|session| !session.streams.is_empty());
     (sessions.len() == 1).then(|| sessions.remove(0))

@@ -2,7 +2,8 @@
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use taktd::admin::proto::{EndSessionRequest, ListSessionsRequest, MoveSessionRequest};
+use taktd::admin::client;
+use taktd::admin::proto::{EndSessionRequest, MoveSessionRequest};
 
 use crate::admin::Daemon;
 use crate::failure::Failure;
@@ -103,10 +104,9 @@ impl Session {
             Action::Move(to) => to.run(),
             Action::List(list) => {
                 let identity = list.identity;
-                let sessions = list.daemon.ask(async |mut client| {
-                    let request = ListSessionsRequest { identity };
-                    Ok(client.list_sessions(request).await?.into_inner().sessions)
-                })?;
+                let sessions = list
+                    .daemon
+                    .ask(async |mut client| Ok(client::sessions(&mut client, &identity).await?))?;
                 if list.form.json {
                     print_json(&sessions)
                 } else {

@@ -23,7 +23,7 @@ use crate::peering::keys::{PeerConfig, PrivateKey};
 use crate::peering::{AcceptNet, Effects};
 use crate::policy::{MappingPolicy, Policy};
 use crate::status::{
-    ChannelStatus, DatapathStatus, ListenerStatus, NodeStatus, PeerStatus, SessionStatus,
+    ChannelStatus, DatapathStatus, ListenerStatus, NodeStatus, Page, PeerStatus, SessionStatus,
     TenantStatus,
 };
 
@@ -186,7 +186,41 @@ impl RuntimeHandle {
     /// # Errors
     /// [`Stopped`].
     pub fn sessions(&self) -> Result<Vec<SessionStatus>, Stopped> {
-        self.ask(|c| c.session_status())
+        self.sessions_of(None, 0)
+    }
+
+    /// All sessions from this number on, of one tenant or of all. However many they are, the control thread does other things in between: what has
+    /// come or gone meanwhile may be in it or not.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn sessions_of(
+        &self,
+        identity: Option<&str>,
+        first: u64,
+    ) -> Result<Vec<SessionStatus>, Stopped> {
+        let (mut all, mut first) = (Vec::new(), Some(first));
+        while let Some(from) = first {
+            let page = self.session_page(identity, from, usize::MAX)?;
+            all.extend(page.entries);
+            first = page.next;
+        }
+        Ok(all)
+    }
+
+    /// Sessions from this number on: so many at most, or fewer, or none, where they have much open or others are looked at in
+    /// between. What the control thread does for it does not grow with how many there are.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn session_page(
+        &self,
+        identity: Option<&str>,
+        first: u64,
+        limit: usize,
+    ) -> Result<Page<SessionStatus>, Stopped> {
+        let identity = identity.map(str::to_owned);
+        self.ask(move |c| c.session_page(identity.as_deref(), first, limit))
     }
 
     /// All tenants that have or had sessions.
@@ -202,7 +236,22 @@ impl RuntimeHandle {
     /// # Errors
     /// [`Stopped`].
     pub fn channels(&self) -> Result<Vec<ChannelStatus>, Stopped> {
-        self.ask(|c| c.channel_status())
+        self.channels_from(0, usize::MAX)
+    }
+
+    /// Channels in use from this one on, so many at most. However many they are, the control thread does other things in between.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn channels_from(&self, first: u64, limit: usize) -> Result<Vec<ChannelStatus>, Stopped> {
+        let (mut all, mut first) = (Vec::new(), Some(first));
+        while let Some(from) = first {
+            let left = limit - all.len();
+            let page = self.ask(move |c| c.channel_page(from, left))?;
+            all.extend(page.entries);
+            first = page.next.filter(|_| all.len() < limit);
+        }
+        Ok(all)
     }
 
     /// All peers.

@@ -1,6 +1,6 @@
 //! Listening sockets: who may attach, and with which rights.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -627,7 +627,7 @@ fn check_user(uid: u32, policy: &Policy) -> Result<(), Failure> {
 /// The names of tenants that have a listener or a session.
 pub(super) fn there<'a>(
     listeners: &'a HashMap<u32, Listener>,
-    sessions: &'a HashMap<SessionId, Session>,
+    sessions: &'a BTreeMap<SessionId, Session>,
 ) -> impl Iterator<Item = &'a str> {
     let listening = listeners.values().map(|listener| &listener.policy);
     let attached = sessions.values().map(|session| &session.policy);

@@ -12,6 +12,7 @@ mod credentials;
 mod direct;
 mod drain;
 mod ended;
+mod ends;
 mod events;
 mod faults;
 mod handle;
@@ -167,7 +168,7 @@ pub struct Control {
     next_listener: u32,
     /// The last number given to a tenant that came by no listener.
     next_without: u32,
-    sessions: HashMap<SessionId, Session>,
+    sessions: BTreeMap<SessionId, Session>,
     session_ids: SessionIds,
     schedules: HashMap<DatapathKind, schedules::Installed>,
     /// Kept ones whose datapaths are not there: they are kept on.
@@ -185,6 +186,8 @@ pub struct Control {
     admissions: u64,
     /// Per tenant: sessions that have ended, and what they counted.
     ended: ended::Ended,
+    /// The sources and sinks of each channel.
+    ends: ends::Ends,
     /// Per channel: the counters of each lane that knows it.
     channels: BTreeMap<u64, Vec<(usize, Arc<ChannelCounters>)>>,
     /// Sinks have come or gone since peers were last told which channels are wanted.

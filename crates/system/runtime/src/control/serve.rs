@@ -11,6 +11,7 @@ use takt_session::{ChannelId, ErrorCode, Failure, Reliability, transport};
 use super::Control;
 use super::account::Usage;
 use super::direct::Arrival;
+use super::ends::End;
 use super::session::{Finish, OpeningSink, Session, notify_pair};
 use crate::ids::SessionId;
 use crate::lane::session::LaneSession;
@@ -189,6 +190,7 @@ impl Control {
                 };
                 session.policy.check_write(channel)?;
                 let (source, block) = session.add_source(stream, Some(channel), depth)?;
+                self.ends.open(channel, End::Source);
                 let (carrier, reliability) = {
                     let stream = session.stream(stream)?;
                     (stream.carrier(), stream.qos.reliability)
@@ -277,6 +279,7 @@ impl Control {
                     (None, None)
                 };
                 let (sink, block) = session.add_sink(stream, channel, depth, notify_fd, mode)?;
+                self.ends.open(channel, End::Sink);
                 handle.send(Command::AddSink {
                     session: id,
                     sink,
@@ -507,6 +510,9 @@ impl Control {
             return;
         };
         let freed = session.free_source(source);
+        if let Some(endpoint) = freed.as_ref().filter(|_| !session.ending) {
+            self.ends.close(endpoint.channel, End::Source);
+        }
         self.map_writer_again(id, freed.and_then(|endpoint| endpoint.channel));
         self.say_closed(id, freed.and_then(|endpoint| endpoint.asked));
     }
@@ -517,6 +523,9 @@ impl Control {
             return;
         };
         let freed = session.free_sink(sink);
+        if let Some(endpoint) = freed.as_ref().filter(|_| !session.ending) {
+            self.ends.close(endpoint.channel, End::Sink);
+        }
         self.say_closed(id, freed.and_then(|endpoint| endpoint.asked));
     }
 
@@ -546,6 +555,7 @@ impl Control {
         if std::mem::replace(&mut session.ending, true) {
             return;
         }
+        self.ends.close_all(session);
         let (name, identity, attached, tenant, left, finish) = (
             session.name.clone(),
             session.policy.identity.clone(),
@@ -630,6 +640,9 @@ impl Control {
             return;
         };
         session.finish = Finish::Done(session.leaving_until.take().unwrap_or(now));
+        if !session.ending {
+            self.ends.close_all(session);
+        }
         let asked = session.free_all();
         self.say_closed(id, asked.into_iter().chain([request]));
     }
@@ -718,6 +731,9 @@ impl Control {
         self.begin_after(id);
         // A session that its lane ended by itself says why in an event before this one.
         if let Some(mut session) = self.sessions.remove(&id) {
+            if !session.ending {
+                self.ends.close_all(&session);
+            }
             session.charge.end_session();
             self.lanes[session.lane].sessions -= 1;
             let abandoned = session.counters.abandoned.get();

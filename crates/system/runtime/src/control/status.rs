@@ -1,19 +1,23 @@
 //! What operators see.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use takt_time::TrafficClass;
 
 use super::Control;
-use super::session::{Endpoint, Session};
+use super::ends::Count;
+use super::session::Session;
 use crate::counters::{ChannelReading, SessionReading};
 use crate::delays::DelayReading;
-use crate::slots::StreamSlot;
+use crate::ids::SessionId;
 use crate::status::{
-    ChannelStatus, DatapathStatus, LaneLoad, LaneStatus, ListenerStatus, NodeStatus, PortStatus,
-    SessionStatus, StreamStatus, TenantStatus,
+    ChannelStatus, DatapathStatus, LaneLoad, LaneStatus, ListenerStatus, NodeStatus, Page,
+    PortStatus, SessionStatus, StreamStatus, TenantStatus,
 };
+
+/// Sessions, streams, sources and sinks that are looked at in one turn of the control thread, for whoever asks for all.
+const TURN: usize = 512;
 
 impl Control {
     pub(super) fn status(&self) -> NodeStatus {
@@ -26,6 +30,8 @@ impl Control {
                 .unwrap_or_else(|_| SocketAddr::new(self.config.address, self.config.port)),
             uptime_seconds: self.started.elapsed().as_secs(),
             draining: self.drain.is_some(),
+            sessions: self.sessions.values().filter(|s| is_listed(s)).count(),
+            channels: self.ends.count(),
             streams_moved: self.streams_moved,
             sessions_moved: self.moves.counts,
             lanes: self
@@ -87,18 +93,36 @@ impl Control {
         there.chain(missing).collect()
     }
 
-    pub(super) fn session_status(&self) -> Vec<SessionStatus> {
-        let mut all: Vec<SessionStatus> = self
-            .sessions
-            .values()
-            .filter(|s| s.arena.is_some() && s.goes_on())
-            .map(|session| SessionStatus {
-                direct: self.direct_status(session.id),
-                ..session_status(session)
-            })
-            .collect();
-        all.sort_by_key(|s| s.session);
-        all
+    /// Sessions from this number on, of one tenant if it is named: so many at most, and no more than one turn may take.
+    pub(super) fn session_page(
+        &self,
+        identity: Option<&str>,
+        first: u64,
+        limit: usize,
+    ) -> Page<SessionStatus> {
+        let mut page = Page::default();
+        let Ok(first) = u32::try_from(first) else {
+            return page;
+        };
+        let mut looked = 0;
+        for (id, session) in self.sessions.range(SessionId(first)..) {
+            if looked >= TURN || page.entries.len() == limit {
+                page.next = Some(id.0.into());
+                break;
+            }
+            looked += 1;
+            let asked = identity.is_none_or(|identity| session.policy.identity == identity);
+            if asked && is_listed(session) {
+                let status = SessionStatus {
+                    direct: self.direct_status(session.id),
+                    ..session_status(session)
+                };
+                let of_it = [session.sources.count(), session.sinks.count()];
+                looked += status.streams.len() + of_it.iter().sum::<usize>() + status.direct.len();
+                page.entries.push(status);
+            }
+        }
+        page
     }
 
     pub(super) fn tenant_status(&self) -> Vec<TenantStatus> {
@@ -123,38 +147,37 @@ impl Control {
         all.into_values().collect()
     }
 
-    pub(super) fn channel_status(&self) -> Vec<ChannelStatus> {
-        let mut all: BTreeMap<u64, ChannelStatus> = BTreeMap::new();
-        let entry = |channel: u64| ChannelStatus {
-            channel,
-            sources: 0,
-            sinks: 0,
-            peers: self.routes.peers_of(channel),
-            datapath: self.mapped_channels.get(&channel).map(ToString::to_string),
-            counters: ChannelReading::default(),
+    /// Channels from this one on: so many at most, and no more than one turn may take.
+    pub(super) fn channel_page(&self, first: u64, limit: usize) -> Page<ChannelStatus> {
+        let most = limit.min(TURN);
+        let known = self.channels.range(first..).map(|(channel, _)| *channel);
+        let mapped = self
+            .mapped_channels
+            .range(first..)
+            .map(|(channel, _)| *channel);
+        // One more, for where the next page begins.
+        let (known, mapped) = (known.take(most + 1), mapped.take(most + 1));
+        let opened = self.ends.from(first).take(most + 1);
+        let all: BTreeSet<u64> = known.chain(mapped).chain(opened).collect();
+        let status = |channel: &u64| {
+            let Count { sources, sinks } = self.ends.of(*channel);
+            let mut counters = ChannelReading::default();
+            for (_, counted) in self.channels.get(channel).into_iter().flatten() {
+                counters += counted.read();
+            }
+            ChannelStatus {
+                channel: *channel,
+                sources,
+                sinks,
+                peers: self.routes.peers_of(*channel),
+                datapath: self.mapped_channels.get(channel).map(ToString::to_string),
+                counters,
+            }
         };
-        for (&channel, lanes) in &self.channels {
-            let status = all.entry(channel).or_insert_with(|| entry(channel));
-            for (_, counters) in lanes {
-                status.counters += counters.read();
-            }
+        Page {
+            entries: all.iter().take(most).map(status).collect(),
+            next: all.iter().nth(most).copied(),
         }
-        for &channel in self.mapped_channels.keys() {
-            all.entry(channel).or_insert_with(|| entry(channel));
-        }
-        for session in self.sessions.values().filter(|s| !s.ending) {
-            for channel in session.sources.iter().filter_map(|e| e.channel) {
-                all.entry(channel.0)
-                    .or_insert_with(|| entry(channel.0))
-                    .sources += 1;
-            }
-            for channel in session.sinks.iter().filter_map(|e| e.channel) {
-                all.entry(channel.0)
-                    .or_insert_with(|| entry(channel.0))
-                    .sinks += 1;
-            }
-        }
-        all.into_values().collect()
     }
 
     pub(super) fn listener_status(&self) -> Vec<ListenerStatus> {
@@ -188,13 +211,42 @@ impl Control {
     }
 }
 
-fn session_status(session: &Session) -> SessionStatus {
-    fn channels<'a>(of: impl Iterator<Item = &'a Endpoint>, stream: StreamSlot) -> Vec<u64> {
-        of.filter(|e| e.stream as usize == stream.0)
-            .filter_map(|e| Some(e.channel?.0))
-            .collect()
-    }
+/// Whether operators are told of a session.
+fn is_listed(session: &Session) -> bool {
+    session.arena.is_some() && session.goes_on()
+}
 
+fn session_status(session: &Session) -> SessionStatus {
+    let mut streams: BTreeMap<u32, StreamStatus> = session
+        .streams
+        .entries()
+        .map(|(at, stream)| {
+            let number = at.0 as u32;
+            let status = StreamStatus {
+                stream: number,
+                qos: stream.qos,
+                datapath: stream.datapath.clone(),
+                warning: stream.warning.clone(),
+                rule: stream.rule.clone(),
+                moved: stream.moved,
+                sources: Vec::new(),
+                sinks: Vec::new(),
+            };
+            (number, status)
+        })
+        .collect();
+    for source in session.sources.iter() {
+        if let Some(stream) = streams.get_mut(&source.stream) {
+            stream
+                .sources
+                .extend(source.channel.map(|channel| channel.0));
+        }
+    }
+    for sink in session.sinks.iter() {
+        if let Some(stream) = streams.get_mut(&sink.stream) {
+            stream.sinks.extend(sink.channel.map(|channel| channel.0));
+        }
+    }
     SessionStatus {
         session: session.id.0.into(),
         name: session.name.clone(),
@@ -205,20 +257,7 @@ fn session_status(session: &Session) -> SessionStatus {
         moved: session.moved.as_ref().map_or(0, |moved| moved.times),
         moved_why: (session.moved.as_ref()).map_or(String::new(), |moved| moved.why.clone()),
         arena_bytes: session.arena.as_ref().map_or(0, |a| a.map.total()),
-        streams: session
-            .streams
-            .entries()
-            .map(|(at, stream)| StreamStatus {
-                stream: at.0 as u32,
-                qos: stream.qos,
-                datapath: stream.datapath.clone(),
-                warning: stream.warning.clone(),
-                rule: stream.rule.clone(),
-                moved: stream.moved,
-                sources: channels(session.sources.iter(), at),
-                sinks: channels(session.sinks.iter(), at),
-            })
-            .collect(),
+        streams: streams.into_values().collect(),
         counters: session.counters.read(),
         unserved: session.unserved,
         direct: Vec::new(),

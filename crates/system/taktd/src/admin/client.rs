@@ -8,6 +8,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::LONGEST_ANSWER;
 use super::proto::admin_client::AdminClient;
+use super::proto::{Channel as ChannelOfNode, ListChannelsRequest, ListSessionsRequest, Session};
 
 /// A connection to a node.
 pub type Client = AdminClient<Channel>;
@@ -80,4 +81,51 @@ pub async fn connect(path: &Path) -> Result<Client, ConnectError> {
         .await
         .map_err(failed)?;
     Ok(Client::new(channel).max_decoding_message_size(LONGEST_ANSWER))
+}
+
+/// Sessions in a page.
+const SESSIONS: u32 = 64;
+/// Channels in a page.
+const CHANNELS: u32 = 512;
+
+/// All sessions of a tenant, or of all where it is empty: page by page, so that nobody at the node waits for a long list.
+///
+/// # Errors
+/// The node's answer.
+pub async fn sessions(client: &mut Client, identity: &str) -> Result<Vec<Session>, tonic::Status> {
+    let (mut all, mut first) = (Vec::new(), 0);
+    loop {
+        let request = ListSessionsRequest {
+            identity: identity.to_owned(),
+            first,
+            limit: SESSIONS,
+        };
+        let page = client.list_sessions(request).await?.into_inner();
+        all.extend(page.sessions);
+        // Also of a node that knows no pages and answers all at once.
+        match page.next {
+            next if next > first => first = next,
+            _ => return Ok(all),
+        }
+    }
+}
+
+/// All channels, as [`sessions`].
+///
+/// # Errors
+/// The node's answer.
+pub async fn channels(client: &mut Client) -> Result<Vec<ChannelOfNode>, tonic::Status> {
+    let (mut all, mut first) = (Vec::new(), Some(0));
+    while let Some(from) = first {
+        let request = ListChannelsRequest {
+            first: from,
+            limit: CHANNELS,
+        };
+        let page = client.list_channels(request).await?.into_inner().channels;
+        let full = page.len() >= CHANNELS as usize;
+        let last = page.last().filter(|_| full);
+        first = last.and_then(|last| last.channel.checked_add(1));
+        all.extend(page);
+    }
+    Ok(all)
 }

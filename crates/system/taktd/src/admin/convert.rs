@@ -59,6 +59,8 @@ impl From<NodeStatus> for proto::Node {
             uptime_seconds: status.uptime_seconds,
             draining: status.draining,
             streams_moved: status.streams_moved,
+            sessions: u32::try_from(status.sessions).unwrap_or(u32::MAX),
+            channels: u32::try_from(status.channels).unwrap_or(u32::MAX),
             sessions_moved: Some(proto::SessionsMoved {
                 operator: status.sessions_moved.operator,
                 overload: status.sessions_moved.overload,

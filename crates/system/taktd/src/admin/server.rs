@@ -9,6 +9,7 @@ use takt_runtime::RuntimeHandle;
 use takt_runtime::capture::CaptureError;
 use takt_runtime::control::{MapChannelError, ScheduleError, Stopped};
 use takt_runtime::peering::keys::{PeerConfig, PublicKey};
+use takt_runtime::status::Page;
 use takt_session::ErrorCode;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -208,11 +209,25 @@ impl Admin for Service {
         &self,
         request: Request<ListSessionsRequest>,
     ) -> Result<Response<ListSessionsResponse>, Status> {
-        let identity = request.into_inner().identity;
-        let mut sessions = self.ask(RuntimeHandle::sessions).await?;
-        sessions.retain(|session| identity.is_empty() || session.identity == identity);
+        let ListSessionsRequest {
+            identity,
+            first,
+            limit,
+        } = request.into_inner();
+        let page = move |handle: &RuntimeHandle| {
+            let identity = Some(identity.as_str()).filter(|identity| !identity.is_empty());
+            match limit {
+                0 => handle.sessions_of(identity, first).map(|entries| Page {
+                    entries,
+                    next: None,
+                }),
+                limit => handle.session_page(identity, first, limit as usize),
+            }
+        };
+        let page = self.ask(page).await?;
         Ok(Response::new(ListSessionsResponse {
-            sessions: messages(sessions),
+            sessions: messages(page.entries),
+            next: page.next.unwrap_or(0),
         }))
     }
 
@@ -298,11 +313,13 @@ impl Admin for Service {
         request: Request<ListChannelsRequest>,
     ) -> Result<Response<ListChannelsResponse>, Status> {
         let ListChannelsRequest { first, limit } = request.into_inner();
-        let mut channels = self.ask(RuntimeHandle::channels).await?;
-        channels.retain(|channel| channel.channel >= first);
-        if limit != 0 {
-            channels.truncate(limit as usize);
-        }
+        let most = match limit {
+            0 => usize::MAX,
+            limit => limit as usize,
+        };
+        let channels = self
+            .ask(move |handle| handle.channels_from(first, most))
+            .await?;
         Ok(Response::new(ListChannelsResponse {
             channels: messages(channels),
         }))

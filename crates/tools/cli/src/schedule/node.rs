@@ -5,9 +5,10 @@ use serde::Serialize;
 use takt_clock::{Clock, SystemTai};
 use takt_schedule::check::Severity;
 use takt_schedule::form::Document;
+use taktd::admin::client;
 use taktd::admin::proto::{
     AbsentSchedule, ClassDepartures, GateSchedule, InstallScheduleRequest, LinkSchedule,
-    ListSchedulesRequest, ListSessionsRequest, RemoveScheduleRequest, Session,
+    ListSchedulesRequest, RemoveScheduleRequest, Session,
 };
 
 use super::source::{LinkOptions, One, not_done};
@@ -206,8 +207,8 @@ impl Status {
     pub fn run(self) -> Result<(), Failure> {
         let (schedules, sessions) = self.daemon.ask(async |mut client| {
             let schedules = client.list_schedules(ListSchedulesRequest {}).await?;
-            let sessions = client.list_sessions(ListSessionsRequest::default()).await?;
-            Ok((schedules.into_inner(), sessions.into_inner().sessions))
+            let sessions = client::sessions(&mut client, "").await?;
+            Ok((schedules.into_inner(), sessions))
         })?;
         let taken: Vec<Taken> = sessions.iter().filter_map(Taken::by).collect();
         let (links, absent) = (schedules.links.into_iter(), schedules.absent.into_iter());
