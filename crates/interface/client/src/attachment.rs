@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use takt_session::layout::{
-    ABILITIES_OFFSET, APPLICATION_OFFSET, ARENA_MAGIC, ArenaMap, CAN_TELL_ROOM, HEADER_BYTES,
-    LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, MAGIC_OFFSET, ROOM_OFFSET, SMALL_MESSAGE, TX_REGION,
-    VERSION_OFFSET, large_share,
+    ABILITIES_OFFSET, APPLICATION_OFFSET, ARENA_MAGIC, ArenaMap, BEFORE_OFFSET, CAN_TELL_ROOM,
+    HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, MAGIC_OFFSET, ROOM_OFFSET, SMALL_MESSAGE,
+    TX_REGION, VERSION_OFFSET, large_share,
 };
 use takt_session::{ErrorCode, Failure, PROTOCOL_VERSION};
 use takt_shm::{Arena, ArenaError, CHUNK, LaneBell, Region, SharedSlice, SinkBell};
@@ -130,6 +130,13 @@ impl Attachment {
             state,
             descriptors: numbers,
         })
+    }
+
+    /// Tells the runtime which session it was, 0 if none, before what this side can.
+    pub(crate) fn tell_before(&self, before: u64) {
+        if let Ok(word) = self.arena.atomic_u64(BEFORE_OFFSET) {
+            word.store(before, Ordering::Relaxed);
+        }
     }
 
     /// Tells the runtime what this side can do besides what its version says.

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use takt_session::layout::COMES_BACK;
+use takt_session::layout::{COMES_BACK, SAYS_BEFORE};
 use takt_session::message::{Envelope, Reply, Request};
 use takt_session::{ErrorCode, Failure, transport};
 use takt_shm::SinkBell;
@@ -228,6 +228,7 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         domain: shared.progress.is_none() && SinkBell::can_wait_for_several(),
     })?;
     let Reply::Attached {
+        session,
         map,
         max_message,
         domain,
@@ -246,9 +247,10 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         shared.room.clone(),
     )?);
 
-    if options.reconnect && options.path.is_some() {
-        attachment.tell_abilities(COMES_BACK);
-    }
+    let comes_back = options.reconnect && options.path.is_some();
+    let before = shared.lock().number;
+    attachment.tell_before(before);
+    attachment.tell_abilities(SAYS_BEFORE | if comes_back { COMES_BACK } else { 0 });
     dialogue.attachment = Some(attachment.clone());
 
     let mut streams = Vec::new();
@@ -354,6 +356,7 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
             socket: Arc::new(Connection::new(socket, shared.slot)),
             attachment,
         },
+        session,
         last_request,
         opened,
         opened_sources,
@@ -367,6 +370,7 @@ fn install(
     shared: &Shared,
     mut orphans: Vec<Request>,
     link: Link,
+    number: u64,
     last_request: u32,
     streams: Reopened<OpenStream>,
     sources: Reopened<OpenSource>,
@@ -404,6 +408,7 @@ fn install(
     shared.slot.guard([socket, arena, bell]);
     let state = link.attachment.state;
     control.link = Some(link);
+    control.number = number;
     shared.slot.set(state);
     drop(control);
     shared.notify();

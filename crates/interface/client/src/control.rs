@@ -81,6 +81,8 @@ pub(crate) struct Shared {
 #[derive(Default)]
 pub(crate) struct Control {
     pub(crate) link: Option<Link>,
+    /// The runtime's number of this link, or of the last one; 0: there was none.
+    pub(crate) number: u64,
     pub(crate) ended: Option<Failure>,
     next_request: u32,
     next_key: u32,

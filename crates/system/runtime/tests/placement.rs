@@ -4,6 +4,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use support::{App, config, connect, free_port, start};
 use takt_clock::{Clock, SystemTai};
@@ -13,7 +14,10 @@ use takt_datapath_udp::{UdpConfig, UdpDatapath};
 use takt_runtime::config::{Config, LinkSchedule, ListenerConfig};
 use takt_runtime::policy::{MappingPolicy, Policy};
 use takt_runtime::{Runtime, RuntimeHandle};
-use takt_session::layout::{FLAG_AT_ONCE_HERE, FLAG_LAUNCH_TIME, TxDescriptor};
+use takt_session::layout::{
+    APPLICATION_OFFSET, BEFORE_OFFSET, FLAG_AT_ONCE_HERE, FLAG_LAUNCH_TIME, SAYS_BEFORE,
+    TxDescriptor,
+};
 use takt_session::message::{Reply, Request};
 use takt_session::{ErrorCode, Qos};
 use takt_testing::{Directory, until_true};
@@ -290,6 +294,66 @@ fn a_session_that_is_moved_is_served_by_what_its_new_lane_carries() {
     let mut again = App::over(connect(&path));
     let told = newest();
     assert_eq!(open(&mut again, told), ("udp".to_owned(), 1));
+}
+
+#[test]
+fn sessions_of_one_name_that_are_moved_together_each_find_their_own_lane() {
+    let directory = Directory::new();
+    let path = directory.join("tenant.sock");
+    let config = Config {
+        listeners: vec![ListenerConfig {
+            path: path.clone(),
+            mode: 0o600,
+            policy: Policy::default(),
+        }],
+        ..two_lanes(&[("udp", &[0, 1])])
+    };
+    let udp: Arc<dyn Datapath> = Arc::new(UdpDatapath::new(UdpConfig::default()));
+    let runtime = Runtime::start(config, &[udp], Vec::new()).expect("it starts");
+    let handle = runtime.handle();
+    let newest = || {
+        let sessions = handle.sessions().expect("running");
+        sessions.iter().map(|s| s.session).max().expect("some")
+    };
+    let lane = |session: u64| {
+        let sessions = handle.sessions().expect("running");
+        let found = sessions.iter().find(|s| s.session == session);
+        let found = found.expect("it is there");
+        (found.lane, found.moved)
+    };
+    // Says which session it was, as the client does before it opens anything.
+    let come = |before: Option<u64>| {
+        let mut app = App::over(connect(&path));
+        if let Some(before) = before {
+            let word = |offset| app.arena.atomic_u32(offset).expect("in bounds");
+            let place = app.arena.atomic_u64(BEFORE_OFFSET).expect("in bounds");
+            place.store(before, Ordering::Relaxed);
+            word(APPLICATION_OFFSET).store(SAYS_BEFORE, Ordering::Relaxed);
+        }
+        app.stream(Qos::slow());
+        let told = newest();
+        (app, told)
+    };
+    let ((_one, one), (_other, other)) = (come(Some(0)), come(Some(0)));
+    assert_ne!(lane(one).0, lane(other).0);
+    let wanted = [one, other].map(|session| 1 - lane(session).0);
+    for (session, to) in [one, other].into_iter().zip(wanted) {
+        handle
+            .move_session(session, to)
+            .expect("running")
+            .expect("it may");
+    }
+    // A new one of the same program takes nobody's place, nor does one that was another one.
+    for before in [0, 4711] {
+        let (_app, stranger) = come(Some(before));
+        assert_eq!(lane(stranger).1, 0, "{before}");
+    }
+    // The last one to be moved is back first.
+    let (_other, other) = come(Some(other));
+    assert_eq!(lane(other), (wanted[1], 1));
+    // An older client does not say: it gets the place that is left.
+    let (_one, one) = come(None);
+    assert_eq!(lane(one), (wanted[0], 1));
 }
 
 #[test]

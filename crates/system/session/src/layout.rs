@@ -27,6 +27,9 @@ pub const ABILITIES_OFFSET: usize = 8;
 /// Offset of the word that says what the application can do besides what its version says, a `u32` of those below, which it
 /// writes when it has attached: 0 of older ones.
 pub const APPLICATION_OFFSET: usize = 12;
+/// Offset of the word with the number of the session that the application had before it attached again, a `u64`, which it writes
+/// when it has attached; 0: it had none.
+pub const BEFORE_OFFSET: usize = 16;
 /// Offset of the word that says whether somebody waits for room at the session's sources (see `takt_shm::SinkBell`).
 pub const ROOM_OFFSET: usize = 192;
 /// In the word at [`ABILITIES_OFFSET`]: it tells of room at sources by a descriptor, if asked
@@ -34,6 +37,8 @@ pub const ROOM_OFFSET: usize = 192;
 pub const CAN_TELL_ROOM: u32 = 1;
 /// In the word at [`APPLICATION_OFFSET`]: it attaches again by itself when its session ends because it is moved.
 pub const COMES_BACK: u32 = 1;
+/// In the word at [`APPLICATION_OFFSET`]: it says which session it was, at [`BEFORE_OFFSET`].
+pub const SAYS_BEFORE: u32 = 2;
 /// Bytes of the header page.
 pub const HEADER_BYTES: usize = 4096;
 

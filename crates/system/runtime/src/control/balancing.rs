@@ -12,7 +12,7 @@ use std::time::Duration;
 use takt_balance::resource::{MAX_CORES, Marks, Report, Resources};
 
 use crate::config::Balance;
-use crate::counters::SessionReading;
+use crate::counters::{LaneReading, SessionReading};
 use crate::ids::SessionId;
 use crate::lane::fair::{COPY, MESSAGE};
 
@@ -30,6 +30,30 @@ pub fn work(counted: &SessionReading) -> u64 {
         .emitted_bytes
         .saturating_add(counted.delivered_bytes);
     messages.saturating_add(copies).saturating_add(bytes)
+}
+
+/// What the lane has done so far for datagrams of which no session has anything, in the same unit: those of strangers, those that come
+/// twice or too early, those for others.
+pub fn others(counted: &LaneReading) -> u64 {
+    let datagrams = [
+        counted.rx_malformed,
+        counted.rx_unknown_sender,
+        counted.rx_unauthentic,
+        counted.rx_replayed,
+        counted.rx_forwarded,
+        counted.rx_misdirected,
+        counted.rx_no_sink,
+        counted.rx_duplicate,
+        counted.rx_stale_fragments,
+        counted.rx_early,
+        counted.rx_no_room,
+        counted.rx_no_part,
+        counted.rx_no_place,
+    ];
+    let sum = datagrams
+        .iter()
+        .fold(0u64, |sum, of| sum.saturating_add(*of));
+    sum.saturating_mul(MESSAGE as u64)
 }
 
 /// A session, as far as it matters where it is.
@@ -78,6 +102,8 @@ pub struct Balancing {
     loads: Vec<u32>,
     /// For how long each had been at work at the last look, nanoseconds.
     busy: Vec<u64>,
+    /// What each had done that is no session's: [`others`].
+    others: Vec<u64>,
     looked: Option<Duration>,
     /// What was done for each session until the last look, and its part of the lane's load between the last two, per mille.
     sessions: HashMap<SessionId, (u64, u32)>,
@@ -104,6 +130,7 @@ impl Balancing {
             config,
             loads: vec![0; lanes],
             busy: vec![0; lanes],
+            others: vec![0; lanes],
             looked: None,
             sessions: HashMap::new(),
             tenants: HashMap::new(),
@@ -130,9 +157,15 @@ impl Balancing {
         Some((load, of.core_overloaded(lane as u16, u32::MAX)))
     }
 
-    /// Takes how long each lane has been at work since the start, nanoseconds, and what was done for each session: which
-    /// sessions are to leave theirs.
-    pub fn look(&mut self, now: Duration, busy: &[u64], sessions: &[Seen]) -> Vec<Move> {
+    /// Takes how long each lane has been at work since the start, nanoseconds, what it has done for nobody, [`others`], and for each
+    /// session: which sessions are to leave theirs.
+    pub fn look(
+        &mut self,
+        now: Duration,
+        busy: &[u64],
+        others: &[u64],
+        sessions: &[Seen],
+    ) -> Vec<Move> {
         let Some(lanes) = &mut self.lanes else {
             return Vec::new();
         };
@@ -157,7 +190,7 @@ impl Balancing {
         }
         self.busy.clear();
         self.busy.extend_from_slice(busy);
-        self.weigh(sessions);
+        self.weigh(others, sessions);
         let hold = self.config.hold;
         self.tenants.retain(|_, moved| now < *moved + hold);
         match self.config.lanes {
@@ -166,14 +199,22 @@ impl Balancing {
         }
     }
 
-    /// Notes what part each session has had of its lane's load.
-    fn weigh(&mut self, sessions: &[Seen]) {
+    /// Notes what part each session has had of its lane's load. What the lane has done for nobody is no session's.
+    fn weigh(&mut self, others: &[u64], sessions: &[Seen]) {
         let before = std::mem::take(&mut self.sessions);
         let more = |seen: &Seen| {
             let before = before.get(&seen.id).map_or(0, |(work, _)| *work);
             seen.work.saturating_sub(before)
         };
-        let mut all = vec![0u64; self.loads.len()];
+        let more_for_others = |(now, before): (&u64, &u64)| now.saturating_sub(*before);
+        let mut all: Vec<u64> = others
+            .iter()
+            .zip(&self.others)
+            .map(more_for_others)
+            .collect();
+        all.resize(self.loads.len(), 0);
+        self.others.clear();
+        self.others.extend_from_slice(others);
         for seen in sessions {
             if let Some(sum) = all.get_mut(seen.lane) {
                 *sum = sum.saturating_add(more(seen));

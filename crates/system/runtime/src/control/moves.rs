@@ -9,7 +9,7 @@ use takt_session::layout::COMES_BACK;
 use takt_session::{ErrorCode, Failure};
 
 use super::Control;
-use super::balancing::{Seen, Stays, work};
+use super::balancing::{Seen, Stays, others, work};
 use super::listener::FIRST_WITHOUT;
 use super::session::{Endpoint, Session};
 use crate::config::Balance;
@@ -111,9 +111,16 @@ impl Moves {
     }
 
     fn position(&self, session: &Session, now: Duration) -> Option<usize> {
+        let before = session.says_before();
+        // Which session it was is its application's word: it holds among those of one process and name.
         let is_it = |one: &Expected| {
             let known = (one.tenant, one.pid) == (session.tenant, session.pid);
-            known && one.name == session.name && session.since >= one.moved.at && one.until > now
+            let it_was = before.is_none_or(|before| before == u64::from(one.moved.before.0));
+            it_was
+                && known
+                && one.name == session.name
+                && session.since >= one.moved.at
+                && one.until > now
         };
         self.expected.iter().position(is_it)
     }
@@ -292,14 +299,15 @@ impl Control {
 
     /// What there is to know of a session that a lane serves; where it may go only if that is asked.
     fn seen(&self, session: &Session, goes: bool) -> Option<Seen> {
-        let served = session.arena.is_some() && session.goes_on() && session.unplaced.is_none();
+        let served = session.arena.is_some() && session.unplaced.is_none();
         served.then(|| Seen {
             id: session.id,
             tenant: session.tenant,
             lane: session.lane,
             work: work(&session.counters.read()),
             moved: session.moved.as_ref().map(|moved| moved.at),
-            lanes: match goes {
+            // Who is about to go is work for its lane until then.
+            lanes: match goes && session.goes_on() {
                 true => self.lanes_for(session),
                 false => Vec::new(),
             },
@@ -322,7 +330,9 @@ impl Control {
             let seen: Vec<Seen> = seen.collect();
             let busy = self.lanes.iter().map(|lane| lane.counters.busy_nanos.get());
             let busy: Vec<u64> = busy.collect();
-            let moves = self.balancing.look(now, &busy, &seen);
+            let of_others = self.lanes.iter().map(|lane| others(&lane.counters.read()));
+            let of_others: Vec<u64> = of_others.collect();
+            let moves = self.balancing.look(now, &busy, &of_others, &seen);
             // Nobody comes back to a node that is about to stop.
             let moves = moves.into_iter().filter(|_| self.drain.is_none());
             for one in moves.collect::<Vec<_>>() {
@@ -354,6 +364,7 @@ impl Control {
     ) -> (usize, Option<Stays>) {
         let of_it = |end: &Endpoint| end.channel.is_some_and(|of| of.0 == channel) && !end.closing;
         let concerned = |session: &&Session| match readers {
+            _ if !session.goes_on() => false,
             true => session.sinks.iter().any(of_it),
             false => session.sources.iter().any(of_it),
         };

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use takt_session::layout::{
-    ABILITIES_OFFSET, APPLICATION_OFFSET, ARENA_MAGIC, ArenaMap, CAN_TELL_ROOM, DEFAULT_DEPTH,
-    HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, LATEST_DEPTH, MAGIC_OFFSET, MAX_DEPTH,
-    SinkBlock, SourceBlock, VERSION_OFFSET,
+    ABILITIES_OFFSET, APPLICATION_OFFSET, ARENA_MAGIC, ArenaMap, BEFORE_OFFSET, CAN_TELL_ROOM,
+    DEFAULT_DEPTH, HEADER_BYTES, LANE_DIRTY_OFFSET, LANE_STATE_OFFSET, LATEST_DEPTH, MAGIC_OFFSET,
+    MAX_DEPTH, SAYS_BEFORE, SinkBlock, SourceBlock, VERSION_OFFSET,
 };
 use takt_session::message::Reply;
 use takt_session::printable;
@@ -299,6 +299,16 @@ impl Session {
             .map(|arena| arena.arena.atomic_u32(APPLICATION_OFFSET));
         let word = word.and_then(Result::ok);
         word.is_some_and(|word| word.load(std::sync::atomic::Ordering::Relaxed) & ability != 0)
+    }
+
+    /// The number of the session that it was, as its application says; 0: it is a new one. None: an older one does not say.
+    pub fn says_before(&self) -> Option<u64> {
+        let arena = self
+            .arena
+            .as_ref()
+            .filter(|_| self.application_can(SAYS_BEFORE))?;
+        let word = arena.arena.atomic_u64(BEFORE_OFFSET).ok()?;
+        Some(word.load(std::sync::atomic::Ordering::Relaxed))
     }
 
     /// Notes how many datagrams did not go by the runtime so far; a count that goes back is none.

@@ -9,6 +9,8 @@ struct Node {
     lanes: usize,
     now: Duration,
     busy: Vec<u64>,
+    /// What each lane has done for nobody, and does in a second, per mille.
+    others: Vec<(u64, u32)>,
     sessions: Vec<(Seen, u32)>,
     moves: Vec<Move>,
 }
@@ -25,6 +27,7 @@ impl Node {
             lanes,
             now: Duration::ZERO,
             busy: vec![0; lanes],
+            others: vec![(0, 0); lanes],
             sessions: Vec::new(),
             moves: Vec::new(),
         };
@@ -56,7 +59,8 @@ impl Node {
 
     fn look(&mut self) -> Vec<Move> {
         let seen: Vec<Seen> = self.sessions.iter().map(|(seen, _)| seen.clone()).collect();
-        let moves = self.balancing.look(self.now, &self.busy, &seen);
+        let others: Vec<u64> = self.others.iter().map(|(work, _)| *work).collect();
+        let moves = self.balancing.look(self.now, &self.busy, &others, &seen);
         for moved in &moves {
             let now = self.now;
             let (seen, _) = self.get(moved.session.0);
@@ -74,7 +78,9 @@ impl Node {
                 .sessions
                 .iter_mut()
                 .filter(|(seen, _)| seen.lane == lane);
-            let mut asked = 0;
+            let (work, load) = &mut self.others[lane];
+            *work += u64::from(*load) * 1000;
+            let mut asked = u64::from(*load);
             for (seen, load) in here {
                 seen.work += u64::from(*load) * 1000;
                 asked += u64::from(*load);
@@ -101,6 +107,25 @@ fn of_two_tenants_on_a_lane_the_one_that_another_lane_has_room_for_leaves_it() {
         assert_eq!(node.second(), []);
     }
     assert_eq!((node.lane_of(1), node.lane_of(2)), (0, 1));
+}
+
+#[test]
+fn what_a_lane_does_for_strangers_is_no_load_of_its_sessions() {
+    let mut node = Node::new(2);
+    // Strangers fill the one lane; the other one has room for the little that its session does.
+    node.others[0].1 = 900;
+    node.session(1, 1, 0, 50);
+    node.session(2, 2, 1, 600);
+    let moves = node.second();
+    assert_eq!(
+        moves
+            .iter()
+            .map(|one| (one.session, one.to))
+            .collect::<Vec<_>>(),
+        [(SessionId(1), 1)]
+    );
+    assert_eq!(node.balancing.part(SessionId(1)), 50);
+    assert_eq!(node.balancing.part(SessionId(2)), 600);
 }
 
 #[test]
