@@ -25,7 +25,7 @@ use rustix::time::{ClockId, clock_gettime};
 use takt::{ChannelId, Qos, Session, Sink, Source, Wait};
 use takt_clock::{Clock, SystemTai};
 use takt_lab::{Capture, LabConfig};
-use takt_testing::{PATIENCE, until};
+use takt_testing::{PATIENCE, until, until_within};
 use takt_time::{TaiTime, TrafficClass};
 
 use crate::support::{Datapath, Held, Node, Pair, Stops, skip};
@@ -50,6 +50,8 @@ const AT_ONCE: usize = 64;
 const TURN: Duration = Duration::from_secs(6);
 /// Who is at work for so long or longer is held to percentiles: in shorter runs they say nothing.
 const JUDGED: Duration = Duration::from_secs(60);
+/// How long a node keeps what an application had emitted that has left.
+const LINGERS: Duration = Duration::from_secs(61);
 /// Memory that the daemon may have more of afterwards, KiB: buffers of its own that it had not used before, and what the
 /// allocator keeps between pieces in use.
 const KEPT_KIB: u64 = 48 << 10;
@@ -259,27 +261,32 @@ fn take_turn(
     }
 }
 
-/// Waits until the tenant of a socket holds nothing at either node.
+/// Waits until the tenant of a socket holds nothing at either node. What it had emitted is kept for its launch times, which may be
+/// a minute ahead, or for receivers: longer than `PATIENCE` is.
 fn released(pair: &Pair, socket: &str) {
     for node in &pair.nodes {
         let (mut admin, mut before) = (node.admin(), None);
-        until("what the neighbour held is released", || {
-            let held = admin.listener_status(&node.directory.join(socket));
-            let held = [held.sessions, held.endpoints, held.descriptors]
-                .map(u64::from)
-                .into_iter()
-                .chain([held.memory_bytes])
-                .collect::<Vec<_>>();
-            let none = held.iter().all(|left| *left == 0);
-            if !none && before.as_ref() != Some(&held) {
-                println!(
-                    "{socket} of {}: {held:?} sessions, endpoints, descriptors, octets left",
-                    node.pid()
-                );
-                before = Some(held);
-            }
-            none.then_some(())
-        });
+        until_within(
+            LINGERS + PATIENCE,
+            "what the neighbour held is released",
+            || {
+                let held = admin.listener_status(&node.directory.join(socket));
+                let held = [held.sessions, held.endpoints, held.descriptors]
+                    .map(u64::from)
+                    .into_iter()
+                    .chain([held.memory_bytes])
+                    .collect::<Vec<_>>();
+                let none = held.iter().all(|left| *left == 0);
+                if !none && before.as_ref() != Some(&held) {
+                    println!(
+                        "{socket} of {}: {held:?} sessions, endpoints, descriptors, octets left",
+                        node.pid()
+                    );
+                    before = Some(held);
+                }
+                none.then_some(())
+            },
+        );
     }
 }
 

@@ -21,14 +21,26 @@ const PAUSE: Duration = Duration::from_micros(200);
 ///
 /// # Panics
 /// When it is not so in [`PATIENCE`].
-pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+pub fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
+    until_within(PATIENCE, what, condition)
+}
+
+/// As [`until`], of what may rightly take longer.
+///
+/// # Panics
+/// When it is not so within `patience`.
+pub fn until_within<T>(
+    patience: Duration,
+    what: &str,
+    mut condition: impl FnMut() -> Option<T>,
+) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = condition() {
             return found;
         }
         let waited = start.elapsed();
-        assert!(waited < PATIENCE, "not in {PATIENCE:?}: {what}");
+        assert!(waited < patience, "not in {patience:?}: {what}");
         if waited < EAGER {
             std::thread::yield_now();
         } else {
