@@ -2,6 +2,7 @@
 
 mod arguments;
 pub mod control;
+pub mod message;
 mod run;
 
 use std::io;

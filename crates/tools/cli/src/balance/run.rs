@@ -22,7 +22,8 @@ use takt_health::spec::Document;
 use takt_health::stamp::AVTP;
 use takt_health::table::{self as flows, What};
 
-use super::control::{Begun, Control};
+use super::control::Control;
+use super::message::Begun;
 use super::{arguments, hash_of_any};
 use crate::failure::Failure;
 use crate::monitor::{Watched, tai};

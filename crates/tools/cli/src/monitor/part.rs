@@ -25,7 +25,7 @@ use super::node::{self, Node};
 use super::relieve::Relieve;
 use super::remap::Remap;
 use super::tai::{self, utc_now};
-use crate::balance::control;
+use crate::balance::message;
 use crate::capture::copy;
 use crate::failure::Failure;
 
@@ -111,7 +111,7 @@ impl Outlets {
 
     fn send(&self, event: &Event) {
         if let Some(Receiver { socket, to, key }) = &self.control {
-            let sent = control::write(event, utc_now(), key.as_ref())
+            let sent = message::write(event, utc_now(), key.as_ref())
                 .map_err(io::Error::other)
                 .and_then(|message| socket.send_to(&message, to));
             if let Err(error) = sent {
