@@ -62,6 +62,8 @@ local f = {
 	lacking = ProtoField.uint32("takt.acknowledgement.lacking", "Lacking before"),
 	held = ProtoField.int64("takt.acknowledgement.held", "Held (ns)"),
 	here = ProtoField.bytes("takt.acknowledgement.here", "Here"),
+	room_messages = ProtoField.uint32("takt.acknowledgement.messages", "Room for messages"),
+	room_bytes = ProtoField.uint32("takt.acknowledgement.bytes", "Room for bytes"),
 	-- peering
 	magic = ProtoField.string("takt.magic", "Magic"),
 	type = ProtoField.uint8("takt.peering.type", "Type", base.DEC, types),
@@ -144,7 +146,7 @@ local function measure(buffer, at, room)
 		end
 	end
 	if payload > room - header then return nil, "a payload beyond the end of the datagram" end
-	local fits = (kind < 2 or payload == (kind == 2 and 40 or 64)) and class <= 7
+	local fits = (kind < 2 or payload == (kind == 2 and 40 or 72)) and class <= 7
 	return header, payload, fits
 end
 
@@ -192,6 +194,8 @@ local function acknowledgement(tree, body)
 	tree:add_le(f.stamp, body(16, 8))
 	tree:add_le(f.held, body(24, 8))
 	tree:add(f.here, body(32, 32))
+	tree:add_le(f.room_messages, body(64, 4))
+	tree:add_le(f.room_bytes, body(68, 4))
 end
 
 local function record(buffer, at, stop, tree)
@@ -218,7 +222,7 @@ local function record(buffer, at, stop, tree)
 	local body = payload > 0 and buffer(at + header, payload)
 	if kind == 2 and payload == 40 then
 		announcement(part, body)
-	elseif kind == 3 and payload == 64 then
+	elseif kind == 3 and payload == 72 then
 		acknowledgement(part, body)
 	else
 		if kind >= 2 then part:add_proto_expert_info(malformed, "an announcement or acknowledgement of another length") end

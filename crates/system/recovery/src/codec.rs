@@ -5,7 +5,7 @@ use crate::{Acknowledgement, Announce, SPAN};
 /// Bytes of an [`Announce`].
 pub const ANNOUNCE_LEN: usize = 24;
 /// Bytes of an [`Acknowledgement`].
-pub const ACKNOWLEDGEMENT_LEN: usize = 64;
+pub const ACKNOWLEDGEMENT_LEN: usize = 72;
 
 /// Why bytes are none of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,7 +48,9 @@ impl Acknowledgement {
         bytes[12..16].copy_from_slice(&self.lacking.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.stamp_ns.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.held_ns.to_le_bytes());
-        let (spaces, _) = bytes[32..].as_chunks_mut();
+        bytes[64..68].copy_from_slice(&self.messages.to_le_bytes());
+        bytes[68..72].copy_from_slice(&self.bytes.to_le_bytes());
+        let (spaces, _) = bytes[32..64].as_chunks_mut();
         for (word, space) in self.here.iter().zip(spaces) {
             *space = word.to_le_bytes();
         }
@@ -74,6 +76,8 @@ impl Acknowledgement {
             lacking: u32::from_le_bytes(field(bytes, 12)),
             stamp_ns: i64::from_le_bytes(field(bytes, 16)),
             held_ns: i64::from_le_bytes(field(bytes, 24)),
+            messages: u32::from_le_bytes(field(bytes, 64)),
+            bytes: u32::from_le_bytes(field(bytes, 68)),
         })
     }
 }
@@ -91,11 +95,13 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read_back(
-            numbers in any::<[u32; 4]>(), times in any::<[i64; 2]>(), here in any::<[u64; 4]>(),
+            numbers in any::<[u32; 6]>(), times in any::<[i64; 2]>(), here in any::<[u64; 4]>(),
         ) {
-            let [next, limit, span, lacking] = numbers;
+            let [next, limit, span, lacking, messages, bytes] = numbers;
             let [stamp_ns, held_ns] = times;
-            let said = Acknowledgement { next, limit, span, here, lacking, stamp_ns, held_ns };
+            let said = Acknowledgement {
+                next, limit, span, here, lacking, stamp_ns, held_ns, messages, bytes,
+            };
             prop_assert_eq!(Acknowledgement::decode(&said.encode()), Ok(said));
             let said = Announce { oldest: next, next: limit, round_trip_ns: held_ns, stamp_ns };
             prop_assert_eq!(Announce::decode(&said.encode()), Ok(said));
@@ -118,6 +124,8 @@ mod tests {
             lacking: 6,
             stamp_ns: 9,
             held_ns: 10,
+            messages: 0x0c0b,
+            bytes: 0x0e0d,
         };
         let bytes = said.encode();
         assert_eq!(
@@ -128,5 +136,6 @@ mod tests {
             (bytes[16], bytes[24], bytes[32], bytes[40]),
             (9, 10, 1, 0x20)
         );
+        assert_eq!(bytes[64..], [0x0b, 0x0c, 0, 0, 0x0d, 0x0e, 0, 0]);
     }
 }

@@ -7,6 +7,10 @@
 //!
 //! - A message is **retained** until every peer has it, or the peer is given up, or the message is ([`Policy`]). The window
 //!   is bounded in messages and bytes; when it is full, or a peer has granted no more room, [`Sender::emit`] says so.
+//! - **Grants** are of numbers of the window, and of messages and bytes. Where what is numbered is a part of a message, its
+//!   first part [counts](Sender::emit_part) for the whole, so that a message is begun only where there is room for all of it. A
+//!   peer that has everything may always be sent the first part of one more, whatever it granted of those two, and the others
+//!   when it has that: else one that is longer than any grant would never leave.
 //! - A receiver says what it has and what it lacks; it repeats that while it lacks something, with back-off.
 //! - **Repair is paced**: to each peer at most a share of the flow's own bytes, and beyond that its first missing message alone,
 //!   in as many retransmission timeouts as it fills frames of 1500 bytes, so that the last message of a flow is repaired
@@ -42,6 +46,8 @@ pub use sender::{Action, PeerId, Sender};
 pub const MAX_WINDOW: u32 = 4096;
 /// Most peers of one sender.
 pub const MAX_PEERS: usize = 64;
+/// Most bytes that one acknowledgement grants room for.
+pub const MAX_GRANT_BYTES: u32 = 1 << 30;
 /// Messages that one acknowledgement tells about, from the first that is missing.
 pub const SPAN: u32 = 256;
 
@@ -184,6 +190,12 @@ pub enum Hostile {
     /// Grants more than a window beyond what it has.
     #[error("grants room for {0} messages: at most {MAX_WINDOW}")]
     Grant(u32),
+    /// Grants room for more whole messages than a window holds.
+    #[error("grants room for {0} whole messages: at most {MAX_WINDOW}")]
+    Messages(u32),
+    /// Grants room for more bytes than anybody has.
+    #[error("grants room for {0} bytes: at most {MAX_GRANT_BYTES}")]
+    Bytes(u32),
     /// Announces more messages than a window holds.
     #[error("announces {0} messages at once: at most {MAX_WINDOW}")]
     Announced(u32),
@@ -210,6 +222,10 @@ pub struct Acknowledgement {
     pub stamp_ns: i64,
     /// How long ago that was.
     pub held_ns: i64,
+    /// There is room for so many whole messages, of those that begin with `next` or behind it: at most [`MAX_WINDOW`].
+    pub messages: u32,
+    /// And for so many bytes of them: at most [`MAX_GRANT_BYTES`].
+    pub bytes: u32,
 }
 
 /// What a sender says to one peer beside its messages.

@@ -1,6 +1,8 @@
 //! The receiving end: what is here, what is missing, what may be delivered.
 
-use crate::{Acknowledgement, Announce, Hostile, MAX_WINDOW, ORIGIN, Refused, SPAN, extend};
+use crate::{
+    Acknowledgement, Announce, Hostile, MAX_GRANT_BYTES, MAX_WINDOW, ORIGIN, Refused, SPAN, extend,
+};
 
 /// The pace of acknowledgements before the sender says what it measured, and its bounds.
 const FIRST_PACE_NS: i64 = 1_000_000;
@@ -37,6 +39,17 @@ pub enum Delivery {
     Message(u32),
     /// So many messages that the sender has given up.
     Lost(u64),
+}
+
+/// What sinks have room for, behind what is kept or delivered without a gap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Of what is numbered.
+    pub window: u32,
+    /// Whole messages, of those that begin there or later.
+    pub messages: u32,
+    /// Bytes of them.
+    pub bytes: u64,
 }
 
 /// What was counted.
@@ -77,8 +90,8 @@ pub struct Receiver {
     /// As the sender measured it; 0: not yet.
     round_trip_ns: i64,
     backoff: u32,
-    /// Messages beyond `next` that the sinks have room for; `None`: for a window's.
-    room: Option<u32>,
+    /// What the sinks have room for beyond `next`; `None`: for a window's.
+    room: Option<Room>,
     /// Granted so far: never taken back.
     granted: u64,
     /// Sinks lack some of what is before it.
@@ -237,10 +250,9 @@ impl Receiver {
         Some(delivery)
     }
 
-    /// The sinks have room for so many messages behind what is kept or delivered without a gap. Without this call: for
-    /// as many as the window.
-    pub fn set_room(&mut self, now_ns: i64, messages: u32) {
-        self.room = Some(messages);
+    /// The sinks have so much room. Without this call: for as many messages as the window, of any length.
+    pub fn set_room(&mut self, now_ns: i64, room: Room) {
+        self.room = Some(room);
         if self.started {
             self.grant(now_ns);
         }
@@ -354,6 +366,12 @@ impl Receiver {
                 .max(self.next.saturating_sub(u64::from(MAX_WINDOW))) as u32,
             stamp_ns: self.stamp.0,
             held_ns: now_ns.saturating_sub(self.stamp.1),
+            messages: self
+                .room
+                .map_or(MAX_WINDOW, |room| room.messages.min(MAX_WINDOW)),
+            bytes: self.room.map_or(MAX_GRANT_BYTES, |room| {
+                room.bytes.min(MAX_GRANT_BYTES.into()) as u32
+            }),
         })
     }
 
@@ -406,7 +424,9 @@ impl Receiver {
 
     fn limit(&self) -> u64 {
         let most = self.delivered + u64::from(self.window);
-        let room = self.room.map_or(most, |room| self.next + u64::from(room));
+        let room = self
+            .room
+            .map_or(most, |room| self.next + u64::from(room.window));
         room.min(most).max(self.granted).max(self.next)
     }
 

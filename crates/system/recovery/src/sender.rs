@@ -4,12 +4,14 @@ use std::collections::VecDeque;
 
 use crate::rtt::RoundTrip;
 use crate::{
-    Acknowledgement, Announce, Config, Full, Hostile, MAX_PEERS, MAX_WINDOW, ORIGIN, Refused, SPAN,
-    extend,
+    Acknowledgement, Announce, Config, Full, Hostile, MAX_GRANT_BYTES, MAX_PEERS, MAX_WINDOW,
+    ORIGIN, Refused, SPAN, extend,
 };
 
 /// Messages that a peer may be sent before it granted room.
 pub const FIRST_GRANT: u64 = 16;
+/// And bytes of whole messages.
+pub const FIRST_GRANT_BYTES: u64 = 1 << 20;
 /// Bytes of repair beyond the share for each timeout: a frame's.
 const FLOOR_BYTES: u64 = 1500;
 /// Probes to a silent peer, at least, before it is evicted.
@@ -59,9 +61,44 @@ pub struct Counters {
     pub refused: u64,
 }
 
+/// Whole messages, and bytes that receivers need for them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Begun {
+    messages: u64,
+    bytes: u64,
+}
+
+impl Begun {
+    fn and(self, messages: u64, bytes: u64) -> Self {
+        Self {
+            messages: self.messages + messages,
+            bytes: self.bytes + bytes,
+        }
+    }
+
+    /// As much as either.
+    fn or(self, other: Self) -> Self {
+        Self {
+            messages: self.messages.max(other.messages),
+            bytes: self.bytes.max(other.bytes),
+        }
+    }
+}
+
+/// What an `emit` needs of each peer.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    /// Room for what is begun then,
+    then: Begun,
+    /// or to have, or do without, all before this: what is on its way to it is less than all it may be sent by trying.
+    unless: u64,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Retained {
     bytes: u64,
+    /// What was begun before it.
+    begun: Begun,
     /// When it left, or is to leave.
     emitted_ns: i64,
     /// What its deadline counts from.
@@ -76,6 +113,8 @@ struct Peer {
     /// It said that it knows: `next`, or what is before it.
     acknowledged: u64,
     limit: u64,
+    /// It has granted room for what is begun up to there.
+    granted: Begun,
     /// It has answered.
     greeted: bool,
     /// It has got nothing yet, and has got nothing before.
@@ -122,8 +161,11 @@ pub struct Sender {
     /// Sequence of the first that is retained.
     oldest: u64,
     bytes: u64,
+    /// All that was begun so far, and the first part of the last of it.
+    begun: Begun,
+    last_begun: u64,
     /// An `emit` was refused for want of credit.
-    wanted: bool,
+    wanted: Option<Wanted>,
     /// The earliest instant at which somebody is to be asked who has begun to owe an answer.
     begun_ns: i64,
     /// The latest instant at which a message leaves.
@@ -148,7 +190,9 @@ impl Sender {
             window: VecDeque::new(),
             oldest: ORIGIN,
             bytes: 0,
-            wanted: false,
+            begun: Begun::default(),
+            last_begun: ORIGIN,
+            wanted: None,
             begun_ns: i64::MAX,
             latest_ns: i64::MIN,
             peers: Vec::new(),
@@ -210,6 +254,7 @@ impl Sender {
             next,
             acknowledged: next,
             limit: next + FIRST_GRANT,
+            granted: self.begun.and(FIRST_GRANT, FIRST_GRANT_BYTES),
             greeted: false,
             trial: false,
             base: next,
@@ -258,18 +303,38 @@ impl Sender {
         true
     }
 
-    /// Whether a message of so many bytes can be emitted.
+    /// Whether so many bytes can be emitted, if they begin no message that its peers have no room for.
     ///
     /// # Errors
     /// [`Full`].
     pub fn room(&self, bytes: u64) -> Result<(), Full> {
+        self.room_to_begin(bytes, None)
+    }
+
+    fn wanting(&self, begins: Option<u64>) -> Wanted {
+        match begins {
+            Some(needed) => Wanted {
+                then: self.begun.and(1, needed),
+                unless: self.end(),
+            },
+            // Of a message that was begun by trying the first part alone.
+            None => Wanted {
+                then: self.begun,
+                unless: self.last_begun + 1,
+            },
+        }
+    }
+
+    fn room_to_begin(&self, bytes: u64, begins: Option<u64>) -> Result<(), Full> {
         if bytes > self.config.bytes {
             return Err(Full::TooLong(bytes));
         }
         if self.retained() == self.config.messages || self.bytes + bytes > self.config.bytes {
             return Err(Full::Window);
         }
-        if self.peers.iter().any(|peer| peer.limit <= self.end()) {
+        let end = self.end();
+        let wanted = self.wanting(begins);
+        if self.peers.iter().any(|peer| peer.is_short(end, wanted)) {
             return Err(Full::Credit);
         }
         Ok(())
@@ -296,24 +361,44 @@ impl Sender {
         leaves_ns: i64,
         since_ns: i64,
     ) -> Result<u32, Full> {
-        if let Err(full) = self.room(bytes) {
-            if full == Full::Credit && !self.wanted {
-                self.wanted = true;
+        self.emit_part(now_ns, bytes, leaves_ns, since_ns, Some(bytes))
+    }
+
+    /// The same of a part of a message, which is numbered for itself. The first one `begins` it: receivers need so many
+    /// bytes for the whole.
+    ///
+    /// # Errors
+    /// [`Full`]; nothing is to be sent then.
+    pub fn emit_part(
+        &mut self,
+        now_ns: i64,
+        bytes: u64,
+        leaves_ns: i64,
+        since_ns: i64,
+        begins: Option<u64>,
+    ) -> Result<u32, Full> {
+        if let Err(full) = self.room_to_begin(bytes, begins) {
+            if full == Full::Credit && self.wanted.is_none() {
+                self.wanted = Some(self.wanting(begins));
                 self.begin(now_ns, now_ns);
             }
             return Err(full);
         }
-        self.wanted = false;
+        self.wanted = None;
         let sequence = self.end();
         let leaves_ns = leaves_ns.max(now_ns);
         self.begin(now_ns, leaves_ns);
         self.latest_ns = self.latest_ns.max(leaves_ns);
         self.window.push_back(Retained {
             bytes,
+            begun: self.begun,
             emitted_ns: leaves_ns,
             since_ns,
         });
         self.bytes += bytes;
+        if let Some(needed) = begins {
+            (self.begun, self.last_begun) = (self.begun.and(1, needed), sequence);
+        }
         // Earned up to a window's worth: a burst of losses after a long time without any is no storm.
         let most = self
             .config
@@ -340,6 +425,8 @@ impl Sender {
                 peer.pass(end, end);
             }
             peer.limit = peer.limit.max(end + FIRST_GRANT);
+            let first = self.begun.and(FIRST_GRANT, FIRST_GRANT_BYTES);
+            peer.granted = peer.granted.or(first);
         }
         self.release();
     }
@@ -422,7 +509,7 @@ impl Sender {
         said: &Acknowledgement,
     ) -> Result<(), Hostile> {
         let (end, wanted) = (self.end(), self.wanted);
-        let (window, oldest) = (&self.window, self.oldest);
+        let (window, oldest, begun) = (&self.window, self.oldest, self.begun);
         let known = self.peers.iter_mut().find(|peer| peer.id == from);
         let checked = known.ok_or(Hostile::Unknown).and_then(|peer| {
             let next = extend(peer.next, said.next);
@@ -435,6 +522,12 @@ impl Sender {
             }
             if granted > MAX_WINDOW {
                 return Err(Hostile::Grant(granted));
+            }
+            if said.messages > MAX_WINDOW {
+                return Err(Hostile::Messages(said.messages));
+            }
+            if said.bytes > MAX_GRANT_BYTES {
+                return Err(Hostile::Bytes(said.bytes));
             }
             Ok((peer, next, next + u64::from(granted)))
         });
@@ -461,15 +554,22 @@ impl Sender {
             peer.progress_ns = now_ns;
             (peer.backoff, peer.floored) = (0, 0);
         }
-        peer.greeted = true;
+        let first = !std::mem::replace(&mut peer.greeted, true);
         peer.trial &= next <= peer.acknowledged;
         // Grants are never taken back.
         peer.limit = peer.limit.max(limit);
+        // What it counts from is known while it is retained: what was given up since it says again without.
+        if let Some(at) = next.checked_sub(oldest) {
+            let before = window.get(at as usize).map_or(begun, |next| next.begun);
+            let room = before.and(said.messages.into(), said.bytes.into());
+            // What it was allowed before it said anything was a guess.
+            peer.granted = if first { room } else { peer.granted.or(room) };
+        }
         let skips = peer.pass(next, end);
         if gets_on {
             // Who does not know yet what it is to do without owes an answer now.
-            let first = (peer.next == next).then(|| window.get((next - oldest) as usize));
-            peer.owed_ns = first.flatten().map_or(i64::MIN, |first| first.emitted_ns);
+            let owed = (peer.next == next).then(|| window.get((next - oldest) as usize));
+            peer.owed_ns = owed.flatten().map_or(i64::MIN, |first| first.emitted_ns);
         }
         let mut span = said.span;
         if self.latest_ns > now_ns {
@@ -841,10 +941,10 @@ impl Peer {
     }
 
     /// When to ask it next: seldom, but often while it is silent, so that many answers have to get lost until it is evicted.
-    fn probe_after(&mut self, now_ns: i64, end: u64, wanted: bool, silence_ns: i64) {
+    fn probe_after(&mut self, now_ns: i64, end: u64, wanted: Option<Wanted>, silence_ns: i64) {
         self.probe_ns = if !self.owes(end, wanted) {
             i64::MAX
-        } else if self.greeted && self.owed_ns > now_ns && !(wanted && self.limit <= end) {
+        } else if self.greeted && self.owed_ns > now_ns && !self.lets_wait(end, wanted) {
             self.backoff = 0;
             self.owed_ns + self.round_trip.timeout(0)
         } else {
@@ -853,8 +953,19 @@ impl Peer {
         };
     }
 
-    fn owes(&self, end: u64, wanted: bool) -> bool {
-        !self.greeted || self.acknowledged < end || (wanted && self.limit <= end)
+    fn owes(&self, end: u64, wanted: Option<Wanted>) -> bool {
+        !self.greeted || self.acknowledged < end || self.lets_wait(end, wanted)
+    }
+
+    fn lets_wait(&self, end: u64, wanted: Option<Wanted>) -> bool {
+        wanted.is_some_and(|wanted| self.is_short(end, wanted))
+    }
+
+    /// Whether it has granted no room for that. Who has all is sent the first part of one message more, whatever it takes.
+    fn is_short(&self, end: u64, wanted: Wanted) -> bool {
+        let Begun { messages, bytes } = self.granted;
+        let over = messages < wanted.then.messages || bytes < wanted.then.bytes;
+        self.limit <= end || (over && self.next < wanted.unless)
     }
 
     /// Missing messages of the last acknowledgement, in order.

@@ -2,8 +2,8 @@
 
 use takt_recovery::receiver::Delivery;
 use takt_recovery::{
-    Acknowledgement, Action, Announce, Arrival, Config, Full, Hostile, MAX_PEERS, MAX_WINDOW,
-    PeerId, Policy, Receiver, Refused, Sender,
+    Acknowledgement, Action, Announce, Arrival, Config, Full, Hostile, MAX_GRANT_BYTES, MAX_PEERS,
+    MAX_WINDOW, PeerId, Policy, Receiver, Refused, Sender,
 };
 
 const MS: i64 = 1_000_000;
@@ -25,6 +25,8 @@ fn said(next: u32) -> Acknowledgement {
         lacking: next,
         stamp_ns: 0,
         held_ns: 0,
+        messages: MAX_WINDOW,
+        bytes: MAX_GRANT_BYTES,
     }
 }
 
@@ -150,6 +152,27 @@ fn hostile_acknowledgements_change_nothing() {
             },
             Hostile::Grant(u32::MAX),
         ),
+        (
+            Acknowledgement {
+                messages: MAX_WINDOW + 1,
+                ..good
+            },
+            Hostile::Messages(MAX_WINDOW + 1),
+        ),
+        (
+            Acknowledgement {
+                bytes: MAX_GRANT_BYTES + 1,
+                ..good
+            },
+            Hostile::Bytes(MAX_GRANT_BYTES + 1),
+        ),
+        (
+            Acknowledgement {
+                bytes: u32::MAX,
+                ..good
+            },
+            Hostile::Bytes(u32::MAX),
+        ),
     ];
     for (said, hostile) in wrong {
         assert_eq!(sender.acknowledge(0, peer, &said), Err(hostile));
@@ -256,6 +279,55 @@ fn a_gap_is_told_at_once_and_again_with_back_off() {
         waits.windows(2).all(|two| two[1] == 2 * two[0]),
         "{waits:?}"
     );
+}
+
+#[test]
+fn a_message_begins_where_there_is_room_for_all_of_it() {
+    let (mut sender, peer) = sender(Config::default());
+    let grant = |next, messages, bytes| Acknowledgement {
+        limit: next + 100,
+        messages,
+        bytes,
+        ..said(next)
+    };
+    let begin = |sender: &mut Sender, needed| sender.emit_part(0, 10, 0, 0, Some(needed));
+    let more = |sender: &mut Sender| sender.emit_part(0, 10, 0, 0, None);
+    begin(&mut sender, 100).expect("room");
+    // Three messages, of 1000 bytes together, that begin with 0 or later: one has begun. That takes the place of the guess.
+    let said = grant(0, 3, 1_000);
+    sender.acknowledge(0, peer, &said).expect("honest");
+    assert_eq!(begin(&mut sender, 901), Err(Full::Credit));
+    begin(&mut sender, 900).expect("granted");
+    assert_eq!(begin(&mut sender, 1), Err(Full::Credit));
+    // Its other parts may always follow.
+    (0..20).for_each(|_| assert!(more(&mut sender).is_ok()));
+    // A grant that says less changes nothing: it may have been overtaken, or be of a receiver that began anew.
+    let said = grant(0, 0, 0);
+    sender.acknowledge(0, peer, &said).expect("honest");
+    begin(&mut sender, 0).expect("granted");
+    assert_eq!(begin(&mut sender, 0), Err(Full::Credit));
+    // From within a message on, what begins behind it counts: the second is 1 to 21, the third 22.
+    let said = grant(10, 2, 5_000);
+    sender.acknowledge(0, peer, &said).expect("honest");
+    assert_eq!(begin(&mut sender, 5_001), Err(Full::Credit));
+    begin(&mut sender, 5_000).expect("granted");
+    assert_eq!(begin(&mut sender, 0), Err(Full::Credit));
+    // Who has everything is sent one, however long.
+    let said = grant(sender.next(), 0, 0);
+    sender.acknowledge(0, peer, &said).expect("honest");
+    begin(&mut sender, 1 << 40).expect("one is always tried");
+    assert_eq!(begin(&mut sender, 1), Err(Full::Credit));
+    assert_eq!(more(&mut sender), Err(Full::Credit));
+    let said = grant(sender.next(), 0, 0);
+    sender.acknowledge(0, peer, &said).expect("honest");
+    more(&mut sender).expect("it has place for the first part");
+    // That grant is lost: it is asked for while the source waits.
+    let mut now = 0;
+    let asked = (0..).any(|_| {
+        now = sender.wake_ns(now).expect("something is to be asked");
+        matches!(sender.poll(now), Some(Action::Announce(..)))
+    });
+    assert!(asked);
 }
 
 #[test]

@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use takt_recovery::receiver::Delivery;
+use takt_recovery::receiver::{Delivery, Room};
 use takt_recovery::{
-    Acknowledgement, Action, Announce, Arrival, Config, Full, PeerId, Policy, Receiver, Sender,
+    Acknowledgement, Action, Announce, Arrival, Config, Full, MAX_GRANT_BYTES, PeerId, Policy,
+    Receiver, Sender,
 };
 
 const MS: i64 = 1_000_000;
@@ -506,9 +507,10 @@ fn instant() -> impl Strategy<Value = i64> {
 prop_compose! {
     fn acknowledgement()(
         next in number(), room in number(), span in number(), here in any::<[u64; 4]>(), stamp_ns in instant(),
-        held_ns in instant(),
+        held_ns in instant(), messages in number(), bytes in number(),
     ) -> Acknowledgement {
-        Acknowledgement { next, limit: next.wrapping_add(room), span, here, lacking: next, stamp_ns, held_ns }
+        let limit = next.wrapping_add(room);
+        Acknowledgement { next, limit, span, here, lacking: next, stamp_ns, held_ns, messages, bytes }
     }
 }
 
@@ -584,6 +586,7 @@ proptest! {
                     }
                     let said = Acknowledgement {
                         next, limit: next + WINDOW, span: end - next, here, lacking: next, stamp_ns: 0, held_ns: 0,
+                        messages: WINDOW, bytes: MAX_GRANT_BYTES,
                     };
                     sender.acknowledge(now, *peer, &said).expect("honest");
                 }
@@ -693,6 +696,151 @@ proptest! {
                 prop_assert!(receiver.poll(now).is_none(), "acknowledges without end");
             }
             now += wait;
+        }
+    }
+}
+
+/// A sink with entries and memory for whole messages, which come in parts.
+struct Memory {
+    entries: u32,
+    bytes: u64,
+    /// By first part: how many parts, and bytes; those that have a place.
+    placed: BTreeMap<u32, (u32, u64)>,
+    /// Not consumed yet, in order, behind what is placed.
+    waiting: Vec<u64>,
+}
+
+impl Memory {
+    fn free(&self) -> (u32, u64) {
+        let placed = self.placed.values().map(|(_, bytes)| *bytes);
+        let used: u64 = placed.chain(self.waiting.iter().copied()).sum();
+        let entries = self.placed.len() + self.waiting.len();
+        (self.entries - entries as u32, self.bytes - used)
+    }
+
+    /// As a lane does: in units of the part, and of messages that begin with the first missing one or behind it.
+    fn room(&self, next: u32) -> Room {
+        let (entries, free) = self.free();
+        let behind = self.placed.range(next..);
+        let (count, bytes) = behind.fold((0, 0), |sum, (_, (_, bytes))| (sum.0 + 1, sum.1 + bytes));
+        let open = if entries > 0 { WINDOW } else { 0 };
+        let last = self.placed.iter().next_back();
+        let placed = last.map_or(0, |(first, (parts, _))| {
+            (first + parts).saturating_sub(next)
+        });
+        Room {
+            window: open + placed,
+            messages: entries + count,
+            bytes: free + bytes,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    /// What is begun while anything is on its way finds room, whatever the messages before it were like; and whatever is
+    /// lost, grants among it, the flow goes on to its end.
+    #[test]
+    fn no_message_begins_that_a_sink_has_no_room_for(
+        messages in proptest::collection::vec((1..9u32, prop_oneof![3 => 1..100u64, 1 => 100..1_500u64]), 1..120),
+        (entries, bytes) in (1..12u32, 100..2_000u64),
+        fates in (0..40u32).prop_flat_map(|loss| proptest::collection::vec(fate(loss), 50..300)),
+        pace in 1..6usize,
+    ) {
+        let config = Config { messages: 256, bytes: 1 << 30, ..config(Policy::Reliable) };
+        let mut sender = Sender::new(config).expect("a good configuration");
+        let peer = sender.add_peer(0).expect("the first");
+        let mut receiver = Receiver::new(WINDOW).expect("a good window");
+        let mut memory = Memory { entries, bytes, placed: BTreeMap::new(), waiting: Vec::new() };
+        // Of each part: which message it is of, and whether that was begun without anything on its way, or before it was heard.
+        let mut parts: Vec<(u32, u32, u64, bool)> = Vec::new();
+        let mut left = messages.iter().filter(|(_, needed)| *needed <= bytes);
+        let (mut next, mut part) = (left.next(), 0);
+        let (mut now, mut sent, mut greeted, mut consumed) = (0i64, 0usize, false, 0);
+        let wanted = messages.iter().filter(|(_, needed)| *needed <= bytes).count();
+        let mut wire: BTreeMap<(i64, usize), Datagram> = BTreeMap::new();
+        let mut turns = 0;
+        while consumed < wanted {
+            turns += 1;
+            prop_assert!(turns < 200_000, "it stands still");
+            let mut out = Vec::new();
+            while let Some(&(count, needed)) = next {
+                let alone = !greeted || sender.acknowledged(peer) == Some(sender.next());
+                let begins = (part == 0).then_some(needed);
+                let Ok(sequence) = sender.emit_part(now, 10, now, now, begins) else {
+                    break;
+                };
+                let tried = if part == 0 { alone } else { parts.last().expect("begun").3 };
+                parts.push((sequence - part, count, needed, tried));
+                out.push(Datagram::Message { sequence, stamp: now });
+                part += 1;
+                if part == count {
+                    (next, part) = (left.next(), 0);
+                }
+            }
+            while let Some(action) = sender.poll(now) {
+                match action {
+                    Action::Repair(_, sequence) => out.push(Datagram::Message { sequence, stamp: now }),
+                    Action::Announce(_, said) => out.push(Datagram::Announce(said)),
+                    Action::Evicted(..) => prop_assert!(false, "evicted though it answers"),
+                }
+            }
+            receiver.set_room(now, memory.room(receiver.next()));
+            out.extend(receiver.poll(now).map(Datagram::Acknowledgement));
+            for datagram in out {
+                let fate = fates[sent % fates.len()];
+                sent += 1;
+                // A loss of everything, for ever, is none that can be repaired.
+                if !fate.lost || sent % 7 == 0 {
+                    wire.insert((now + fate.delay, sent), datagram);
+                }
+            }
+            let at = wire.keys().next().map_or(i64::MAX, |key| key.0);
+            now = (now + MS).min(at.max(now + 1));
+            while let Some(entry) = wire.first_entry()
+                && entry.key().0 <= now
+            {
+                match entry.remove() {
+                    Datagram::Announce(said) => receiver.announce(now, &said).expect("honest"),
+                    Datagram::Acknowledgement(said) => {
+                        sender.acknowledge(now, peer, &said).expect("honest");
+                        greeted = true;
+                    }
+                    Datagram::Message { sequence, stamp } => {
+                        let (first, count, needed, tried) = parts[sequence as usize];
+                        if receiver.judge(sequence) == Arrival::Keep
+                            && !memory.placed.contains_key(&first)
+                        {
+                            let (entries, free) = memory.free();
+                            if entries == 0 || free < needed {
+                                prop_assert!(tried, "message {} of {} bytes: {} are free", first, needed, free);
+                                // What all others wait for comes before them.
+                                if receiver.next() < first || memory.placed.range(first..).next().is_none() {
+                                    continue;
+                                }
+                                let (&last, &(parts, _)) = memory.placed.iter().next_back().expect("one");
+                                receiver.forget(now, last..last + parts);
+                                memory.placed.remove(&last);
+                                continue;
+                            }
+                            memory.placed.insert(first, (count, needed));
+                        }
+                        receiver.receive(now, sequence, stamp);
+                        while let Some(Delivery::Message(sequence)) = receiver.deliver(now) {
+                            let (first, count, needed, _) = parts[sequence as usize];
+                            if sequence + 1 == first + count {
+                                memory.placed.remove(&first).expect("placed");
+                                memory.waiting.push(needed);
+                            }
+                        }
+                    }
+                }
+            }
+            if turns % pace == 0 && !memory.waiting.is_empty() {
+                memory.waiting.remove(0);
+                consumed += 1;
+            }
         }
     }
 }

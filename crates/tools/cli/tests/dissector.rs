@@ -203,7 +203,7 @@ fn received(datagram: &[u8]) -> (usize, bool) {
     // What follows is the runtime's to refuse, and has a length of its own.
     let fits = |record: &&Record<'_>| match record.header.kind {
         Kind::Announce => record.payload.len() == 40,
-        Kind::Acknowledge => record.payload.len() == 64,
+        Kind::Acknowledge => record.payload.len() == 72,
         Kind::Message | Kind::Reliable { .. } => true,
     };
     let good = records.iter().flatten().filter(fits).count();

@@ -4,7 +4,7 @@
 //! together beside them. What a client is told of it when a sink opens is in `takt_session::layout`.
 
 use takt_session::layout::{SMALL_MESSAGE, large_share};
-use takt_shm::{Buddy, NotAllocated};
+use takt_shm::{Buddy, CHUNK, NotAllocated};
 
 /// The blocks of a receive region.
 #[derive(Debug)]
@@ -18,6 +18,11 @@ pub struct ReceiveMemory {
 /// Whether a message is large, or a block one of a large message.
 pub fn is_large(bytes: usize) -> bool {
     bytes > SMALL_MESSAGE
+}
+
+/// Bytes of the block that a message takes.
+pub fn block_bytes(length: usize) -> usize {
+    length.max(CHUNK).next_power_of_two()
 }
 
 impl ReceiveMemory {

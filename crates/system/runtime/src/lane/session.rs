@@ -22,7 +22,7 @@ use super::fair;
 use super::members::Rest;
 use super::network::Owner;
 use super::placed::{Holder, Placed};
-use super::receive::{ReceiveMemory, is_large};
+use super::receive::{ReceiveMemory, block_bytes, is_large};
 use super::remote::{Carrier, Cut};
 use crate::counters::{Counter, SessionCounters};
 use crate::ids::SessionId;
@@ -1354,17 +1354,21 @@ impl LaneSession {
         length <= self.max_message && length.next_power_of_two() <= self.map.rx_bytes
     }
 
-    /// For how many messages of this length a sink has room, as far as it alone decides.
-    pub fn room(&mut self, sink: SinkSlot, length: usize) -> Result<u32, Failure> {
+    /// For how many messages a sink has entries, and for how many bytes of those that are large or small like this length it has
+    /// memory, as far as it alone decides.
+    pub fn space(&mut self, sink: SinkSlot, length: usize) -> Result<(u32, usize), Failure> {
         self.reclaim(sink)?;
         let quota = self.quota(length);
-        let Some(s) = self.sinks.get(sink) else {
-            return Ok(0);
-        };
-        let free = quota.saturating_sub(s.held[usize::from(is_large(length))]);
-        let block = length.max(CHUNK).next_power_of_two();
-        let fit = u32::try_from(free / block).unwrap_or(u32::MAX);
-        Ok(s.block.depth.saturating_sub(s.outstanding).min(fit))
+        Ok(self.sinks.get(sink).map_or((0, 0), |s| {
+            let free = quota.saturating_sub(s.held[usize::from(is_large(length))]);
+            (s.block.depth.saturating_sub(s.outstanding), free)
+        }))
+    }
+
+    /// For how many messages of this length a sink has room, as far as it alone decides.
+    pub fn room(&mut self, sink: SinkSlot, length: usize) -> Result<u32, Failure> {
+        let (entries, free) = self.space(sink, length)?;
+        Ok(entries.min(u32::try_from(free / block_bytes(length)).unwrap_or(u32::MAX)))
     }
 
     /// An emitted message is held until every receiver has acknowledged it.

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use takt_recovery::{Arrival, Delivery, Receiver};
+use takt_recovery::receiver::Room;
+use takt_recovery::{Arrival, Delivery, MAX_GRANT_BYTES, MAX_WINDOW, Receiver};
 use takt_time::TrafficClass;
 use takt_wire::channel::{DatagramHeader, Kind, Record};
 
+use super::super::receive::block_bytes;
 use super::super::remote::Carrier;
 use super::super::session::{Delivery as AtSink, Meta};
 use super::super::shares::Pair;
@@ -139,6 +141,14 @@ impl Inbound {
             return 0;
         };
         last.end().saturating_sub(self.missing()) as u32
+    }
+
+    /// Messages that have a place and begin with the first missing record or behind it, and their bytes.
+    fn placed_messages(&self) -> (u32, u64) {
+        let from = self.place(self.missing()).unwrap_or_else(|place| place);
+        let messages = self.messages.range(from..);
+        let bytes = messages.map(|message| block_bytes(message.length as usize) as u64);
+        ((self.messages.len() - from) as u32, bytes.sum())
     }
 }
 
@@ -719,25 +729,43 @@ impl State {
         };
         source.no_room = false;
         let (length, records) = source.usual;
-        let mut room = WINDOW;
+        let mut room = Room {
+            window: WINDOW,
+            messages: MAX_WINDOW,
+            bytes: MAX_GRANT_BYTES.into(),
+        };
         if source.patience_ns != Some(0) {
             self.recovery_cost += channel.sinks.len() as i64 * fair::LOOK;
             for (session, sink) in channel.sinks.iter() {
                 let Some(s) = self.tenants.sessions.get_mut(session) else {
                     continue;
                 };
-                match s.room(sink, length as usize) {
+                let (entries, free) = match s.space(sink, length as usize) {
+                    Ok(space) => space,
+                    Err(failure) => {
+                        self.tenants.fail(session, failure);
+                        continue;
+                    }
+                };
+                let alike = u32::try_from(free / block_bytes(length as usize)).unwrap_or(u32::MAX);
+                match entries.min(alike) {
                     // It is waited for no longer, or never.
-                    Ok(0) if !s.fits(length as usize) => {}
-                    Ok(0) if s.is_done_without(sink, source.patience_ns, now_ns) => {}
-                    Ok(messages) => room = room.min(messages.saturating_mul(records)),
-                    Err(failure) => self.tenants.fail(session, failure),
+                    0 if !s.fits(length as usize) => {}
+                    0 if s.is_done_without(sink, source.patience_ns, now_ns) => {}
+                    messages => {
+                        room.window = room.window.min(messages.saturating_mul(records));
+                        room.messages = room.messages.min(entries);
+                        room.bytes = room.bytes.min(free as u64);
+                    }
                 }
             }
         }
-        source
-            .engine
-            .set_room(now_ns, room.saturating_add(source.placed()));
+        // What has a place already has it.
+        let (messages, bytes) = source.placed_messages();
+        room.window = room.window.saturating_add(source.placed());
+        room.messages = room.messages.saturating_add(messages);
+        room.bytes = room.bytes.saturating_add(bytes);
+        source.engine.set_room(now_ns, room);
         let mut again_ns = i64::MAX;
         if let Some(said) = source.engine.poll(now_ns) {
             let bytes = said.encode();

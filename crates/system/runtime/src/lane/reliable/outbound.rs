@@ -10,6 +10,7 @@ use takt_wire::channel::{Kind, Record};
 
 use super::super::departure::{DEVICE_LEAD_NS, Destination, HORIZON, Piece};
 use super::super::egress::{PER_TENANT, class_of, schedule};
+use super::super::receive::block_bytes;
 use super::super::remote::{Appended, Carrier, Cut, Outgoing};
 use super::super::session::{Batch, InProgress};
 use super::super::tap::Passed;
@@ -85,7 +86,7 @@ pub(in super::super) struct Outbound {
     slow_sinks: SlowSinks,
     /// Its messages take the place of those before them.
     latest: bool,
-    engine: Sender,
+    pub(super) engine: Sender,
     peers: Vec<Peer>,
     messages: VecDeque<Retained>,
     /// The number of the next message.
@@ -617,7 +618,10 @@ impl State {
         let most = super::super::egress::fragments(&batch.cut, left);
         while batch.to < batch.cut.count() && batch.to - batch.from < most {
             let bytes = batch.cut.part(batch.to).len() as u64;
-            let emitted = (source.engine).emit_at(steady_ns, bytes.max(1), leaves_ns, since_ns);
+            let needed = block_bytes(progress.descriptor.length as usize) as u64;
+            let begins = (batch.to == 0).then_some(needed);
+            let emitted =
+                (source.engine).emit_part(steady_ns, bytes.max(1), leaves_ns, since_ns, begins);
             match emitted {
                 Ok(_) => batch.to += 1,
                 Err(_) => break,

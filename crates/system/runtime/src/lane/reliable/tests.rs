@@ -2258,3 +2258,33 @@ fn nothing_that_reliable_sources_and_their_receivers_say_leaves_through_a_closed
     assert!(sent[1] > 5, "{sent:?}");
     assert!(world.hosts[0].counters().repaired > 0);
 }
+
+#[test]
+fn a_source_begins_no_message_that_a_sink_has_no_memory_for() {
+    let mut world = World::with(2, Faults::default(), RELIABLE);
+    let long = |app: &mut App, count| (0..count).for_each(|_| assert!(app.emit(60_000)));
+    // All but an eighth of what the sink may hold, and then what tells nothing of how long the next ones are.
+    let mut left = 7;
+    world.until(SECOND, |world| {
+        let app = &mut world.hosts[0].apps[0];
+        if left > 0 && app.pending() < 4 {
+            long(app, 1);
+            left -= 1;
+        }
+        left == 0 && app.pending() == 0
+    });
+    (0..3).for_each(|_| assert!(world.hosts[0].apps[0].emit(300)));
+    long(&mut world.hosts[0].apps[0], 6);
+    for _ in 0..2000 {
+        world.round();
+    }
+    // One is tried, by its first record alone.
+    let source = world.hosts[0].lane.state.reliable.outbound.iter().next();
+    assert_eq!(source.expect("a source").1.engine.retained(), 1);
+    world.until(SECOND, |world| {
+        world.hosts[1].apps[0].receive(usize::MAX);
+        world.hosts[1].apps[0].hand_back();
+        world.hosts[0].apps[0].pending() == 0
+    });
+    assert_all_in_order(&world.hosts[1].apps[0], 16);
+}
