@@ -22,7 +22,7 @@ use crate::program::{self, Attached, Mode};
 use crate::queue::{Queue, Shares};
 use crate::reservation::Reservation;
 use crate::socket::{Pool, PoolOptions, SocketError};
-use crate::umem::{self, RX_CHUNK_CAPACITY};
+use crate::umem;
 
 /// Bytes that a frame has around an IP packet: Ethernet header and two VLAN tags.
 const FRAME_OVERHEAD: usize = 14 + 2 * 4;
@@ -231,11 +231,12 @@ impl Attachment {
     }
 
     fn try_traits(&self, queue: u32, wanted: ZeroCopy, mtu: u32) -> Result<Traits, OpenError> {
-        let needs_chunks = mtu as usize + FRAME_OVERHEAD > RX_CHUNK_CAPACITY;
+        let longest = umem::rx_capacity(umem::chunk_for(mtu));
+        let needs_chunks = mtu as usize + FRAME_OVERHEAD > longest;
         let no_zero_copy = match (wanted, self.mode) {
             (ZeroCopy::Never, _) => "as asked for".to_owned(),
             (_, AttachMode::Generic) => "zero copy needs native XDP".to_owned(),
-            _ => match self.try_socket(queue, true, needs_chunks)? {
+            _ => match self.try_socket(queue, true, needs_chunks, mtu)? {
                 Ok(()) => {
                     return Ok(Traits {
                         zero_copy: true,
@@ -250,7 +251,7 @@ impl Attachment {
             return Err(OpenError::Unavailable(format!("zero copy: {no_zero_copy}")));
         }
         // Always where the kernel has it, since the MTU may be raised later.
-        let multi_buffer = match self.try_socket(queue, false, true)? {
+        let multi_buffer = match self.try_socket(queue, false, true, mtu)? {
             Ok(()) => true,
             Err(error) if needs_chunks => {
                 return Err(OpenError::Unavailable(format!(
@@ -273,6 +274,7 @@ impl Attachment {
         queue: u32,
         zero_copy: bool,
         multi_buffer: bool,
+        mtu: u32,
     ) -> Result<Result<(), SocketError>, OpenError> {
         let options = PoolOptions {
             ifindex: self.ifindex,
@@ -282,7 +284,7 @@ impl Attachment {
             multi_buffer,
             launch_times: false,
         };
-        let tried = umem::map(1, 1, 1)
+        let tried = umem::map(1, 1, 1, umem::chunk_for(mtu))
             .map_err(|source| SocketError {
                 action: "map memory for frames",
                 source,

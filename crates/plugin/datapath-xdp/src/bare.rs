@@ -11,7 +11,7 @@ use crate::port::open_error;
 use crate::reservation::Reservation;
 use crate::ring::Descriptor;
 use crate::socket::{Pool, PoolOptions, Socket, SocketError, SocketOptions};
-use crate::umem::{self, CHUNK, RxArea, TxArea};
+use crate::umem::{self, RxArea, TxArea};
 
 /// A queue with one socket that the XDP program sends the datagrams of one UDP port to.
 ///
@@ -38,7 +38,8 @@ impl BareSocket {
         let refused = |error| open_error(error, &format!("queue {queue} of {}", device.name));
         let reservation = Arc::new(Reservation::new(bind)?);
         let claim = probed.attachment.claim(reservation)?;
-        let (rx, tx) = umem::map(config.rx_ring, 1, 1).map_err(|source| {
+        let mtu = (probed.attachment.interface_state()).map_or(u32::MAX, |state| state.mtu);
+        let (rx, tx) = umem::map(config.rx_ring, 1, 1, umem::chunk_for(mtu)).map_err(|source| {
             refused(SocketError {
                 action: "map memory for frames",
                 source,
@@ -63,7 +64,7 @@ impl BareSocket {
         };
         let socket = Socket::join(&pool, &options).map_err(refused)?;
         for chunk in 0..rx.chunks() {
-            pool.fill.push(u64::from(chunk) * CHUNK as u64);
+            pool.fill.push(u64::from(chunk) * rx.chunk() as u64);
         }
         pool.fill.publish();
         claim.place(queue, &socket, &socket)?;
@@ -77,10 +78,10 @@ impl BareSocket {
         })
     }
 
-    /// The frame to send: 4 KiB.
+    /// The frame to send: 2 KiB, or 4 where the interface's MTU is above 1500.
     #[inline]
     pub fn frame(&mut self) -> &mut [u8] {
-        self.tx.bytes_mut(0, CHUNK).unwrap_or_default()
+        self.tx.bytes_mut(0, self.tx.chunk()).unwrap_or_default()
     }
 
     /// Sends the first `length` bytes of the frame; false while the last one is under way.
@@ -95,7 +96,7 @@ impl BareSocket {
         }
         self.socket.tx.push(Descriptor {
             addr: self.tx.start(),
-            len: length.min(CHUNK) as u32,
+            len: length.min(self.tx.chunk()) as u32,
             options: 0,
         });
         self.socket.tx.publish();
@@ -112,7 +113,7 @@ impl BareSocket {
             // SAFETY: the kernel has handed the chunk over, and it goes back below.
             let frame = unsafe { self.rx.bytes(descriptor.addr, descriptor.len as usize) };
             deliver(frame.unwrap_or_default());
-            self.pool.fill.push(descriptor.addr & !(CHUNK as u64 - 1));
+            self.pool.fill.push(self.rx.chunk_at(descriptor.addr));
         }
         if count > 0 {
             self.socket.rx.release();

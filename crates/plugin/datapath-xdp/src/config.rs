@@ -34,14 +34,14 @@ pub struct XdpConfig {
     /// Whether to share memory with the device.
     pub zero_copy: ZeroCopy,
     /// Frames that can wait to be received on each queue of a port, a power of two; each takes a
-    /// chunk of 4 KiB. A quarter as many more can wait of those that are marked with a traffic class. In
+    /// chunk of 2 KiB, or of 4 KiB where the interface's MTU is above 1500. A quarter as many more can wait of those that are marked with a traffic class. In
     /// zero-copy mode the device has as many more.
     pub rx_ring: u32,
     /// Ports that can share a queue. Raised by itself to what the number of lanes demands, where
     /// there are more lanes than queues. Each brings its own memory to the queue when the queue is
     /// first opened.
     pub ports_per_queue: u16,
-    /// Frames that a port can have reserved or under way; each takes as many chunks of 4 KiB as the
+    /// Frames that a port can have reserved or under way; each takes as many chunks as the
     /// interface's MTU demands.
     pub tx_frames: u32,
     /// Peers that a port can have at a time.
@@ -102,7 +102,7 @@ impl XdpConfig {
     }
 }
 
-/// Limit of rings and frame counts: 256 MiB of chunks.
+/// Limit of rings and frame counts: 128 MiB of chunks, or 256 MiB.
 const MOST_FRAMES: u32 = 1 << 16;
 
 #[cfg(test)]

@@ -16,7 +16,9 @@
 //!   [`Health`] of the datapath has it opened in its place, and ports take that over; nobody does it else.
 //! - With zero copy the driver has what is in the ring when the link goes down: it counts as sent, and may leave when the link is
 //!   back. With copies it is withdrawn, and counted as lost.
-//! - An MTU that is raised is followed as far as frames have room, in steps of 4 KiB.
+//! - An MTU that is raised is followed as far as frames have room: those of ports that were opened with one of 1500 at most take
+//!   1920 bytes of payload, others 4 KiB less the headers, or a multiple. What is received in one chunk is 1792 bytes long there at
+//!   most: longer frames need Linux 6.6, and are dropped with zero copy.
 //! - A network card must leave VLAN tags in the frame (`ethtool -K … rxvlan off`) for VLAN
 //!   interfaces to be told apart; their addresses count as the interface's own.
 //! - veth switches segmentation offload off at the far end of an interface with an XDP program,

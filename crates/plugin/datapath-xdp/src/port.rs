@@ -27,6 +27,7 @@ use crate::renewal::{Berth, Site};
 use crate::reservation::Reservation;
 use crate::socket::{PoolOptions, SocketError};
 use crate::transmit::{self, Transmit};
+use crate::umem;
 
 /// The interface itself, for frames of others: no place of a peer has such a number.
 const LINK: PeerHandle = PeerHandle(u32::MAX);
@@ -89,20 +90,24 @@ impl Bound {
         let claim = attachment.claim(reservation)?;
         let local = SocketAddr::new(address, claim.local().port());
 
-        let chunks = transmit::chunks_per_frame(state.mtu);
+        let chunk = umem::chunk_for(state.mtu);
         let shares = Shares {
             ports: ports_per_queue,
             rx_chunks: config.rx_ring * if probed.traits.zero_copy { 2 } else { 1 }
                 + upper_ring(config.rx_ring),
-            tx_chunks: config.tx_frames * chunks,
-            one_chunk: chunks == 1,
+            tx_chunks: config.tx_frames * transmit::chunks_per_frame(state.mtu, chunk),
+            chunk,
         };
-        let (queues, sender) = join(config, probed, &numbers, shares)?;
+        let (queues, sender) = join(config, probed, &numbers, shares, state.mtu)?;
+        // Another port may have opened the queue, when the MTU was another.
+        let chunks = transmit::chunks_per_frame(state.mtu, sender.area.chunk());
+        let transmit = Transmit::new(sender, chunks, config.checksum);
+        let frame_capacity = transmit.frame_capacity();
         let launch_times = queues[0].member.queue.launch_times();
         let bound = Self {
             claim,
             queues,
-            transmit: Transmit::new(sender, chunks, config.checksum),
+            transmit,
             filter: Filter {
                 addresses: likeliest_first(&state.addresses, address),
                 verify: config.checksum,
@@ -113,7 +118,7 @@ impl Bound {
                 ifindex: device.ifindex,
                 bind: SocketAddr::new(request.bind.ip(), local.port()),
                 local,
-                frame_capacity: transmit::frame_capacity(chunks),
+                frame_capacity,
                 limit: config.peers,
             },
             launch_times,
@@ -163,7 +168,7 @@ impl XdpPort {
             counters: PortCounters::default(),
             dropped_before: 0,
             out: 0,
-            longest_frame: state.and_then(|state| longest_frame(&state, bound.transmit.chunks())),
+            longest_frame: state.and_then(|state| longest_frame(&state, &bound.transmit)),
             linked: false,
             generations,
             seen,
@@ -217,7 +222,7 @@ impl XdpPort {
         self.peers.refresh(up);
         let longest = state
             .as_ref()
-            .and_then(|state| longest_frame(state, self.bound.transmit.chunks()));
+            .and_then(|state| longest_frame(state, &self.bound.transmit));
         self.longest_frame = longest;
         // An interface that is gone keeps its last addresses: nothing arrives any more.
         if let Some(state) = state {
@@ -409,13 +414,11 @@ impl Port for XdpPort {
     }
 }
 
-/// Longest frame of others that the interface and a frame of so many chunks take: a packet as long as its
+/// Longest frame of others that the interface and a frame to send take: a packet as long as its
 /// MTU, a header and a tag. `None`: the interface is down.
-fn longest_frame(state: &InterfaceState, chunks: u32) -> Option<usize> {
+fn longest_frame(state: &InterfaceState, transmit: &Transmit) -> Option<usize> {
     let longest = state.mtu as usize + ethernet::HEADER_LEN + vlan::TAG_LEN;
-    state
-        .up
-        .then(|| longest.min(transmit::frame_capacity(chunks)))
+    state.up.then(|| longest.min(transmit.frame_capacity()))
 }
 
 /// Joins the queues; the first one sends. Leaves those joined already when one cannot be.
@@ -424,6 +427,7 @@ fn join(
     probed: &Probed,
     numbers: &[u32],
     shares: Shares,
+    mtu: u32,
 ) -> Result<(Vec<Receive>, Sender), OpenError> {
     let mut queues = Vec::with_capacity(numbers.len());
     let mut sender = None;
@@ -434,16 +438,12 @@ fn join(
             tx_chunks: shares.ports * shares.tx_chunks,
             zero_copy: probed.traits.zero_copy,
             multi_buffer: probed.traits.multi_buffer,
-            launch_times: shares.one_chunk && probed.launch_queues.contains(number),
+            launch_times: transmit::chunks_per_frame(mtu, shares.chunk) == 1
+                && probed.launch_queues.contains(number),
         };
         let joined = probed.attachment.queue(&options, shares).and_then(|queue| {
             queue
-                .join(
-                    sender.is_none(),
-                    shares.one_chunk,
-                    config.rx_ring,
-                    config.busy_poll,
-                )
+                .join(sender.is_none(), mtu, config.rx_ring, config.busy_poll)
                 .map_err(|error| {
                     join_error(error, &format!("queue {number} of {}", probed.device.name))
                 })

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::ring::{Consumer, Descriptor, Producer};
 use crate::socket::{BusyPoll, Pool, PoolOptions, Socket, SocketError, SocketOptions};
-use crate::umem::{self, CHUNK, RxArea, TxArea};
+use crate::transmit;
+use crate::umem::{self, RxArea, TxArea};
 
 /// How long a new port waits for the frames that a former one has left with the driver.
 const DRAINING: Duration = Duration::from_secs(2);
@@ -28,8 +29,8 @@ pub(crate) struct Shares {
     pub(crate) rx_chunks: u32,
     /// Chunks that each has to send from.
     pub(crate) tx_chunks: u32,
-    /// No frame takes more than a chunk.
-    pub(crate) one_chunk: bool,
+    /// Bytes of each.
+    pub(crate) chunk: usize,
 }
 
 /// A queue with its memory, shared by ports.
@@ -153,6 +154,7 @@ impl Queue {
             shares.ports * shares.rx_chunks,
             shares.ports,
             shares.tx_chunks,
+            shares.chunk,
         )
         .map_err(|source| SocketError {
             action: "map memory for frames",
@@ -162,7 +164,7 @@ impl Queue {
         let areas = areas
             .into_iter()
             .map(|area| Area {
-                range: area.start()..area.start() + u64::from(area.chunks()) * CHUNK as u64,
+                range: area.start()..area.start() + u64::from(area.chunks()) * area.chunk() as u64,
                 returned: Vec::with_capacity(area.chunks() as usize),
                 state: AreaState::Free(area),
             })
@@ -204,12 +206,11 @@ impl Queue {
         &self.memory
     }
 
-    /// Adds sockets for a port, and an area to send from if `sends`. `one_chunk`: none of its frames takes
-    /// more.
+    /// Adds sockets for a port, and an area to send from if `sends`, packets of so many bytes at most.
     pub(crate) fn join(
         self: &Arc<Self>,
         sends: bool,
-        one_chunk: bool,
+        mtu: u32,
         rx_ring: u32,
         busy_poll: Option<BusyPoll>,
     ) -> Result<(Member, Option<Sender>), JoinError> {
@@ -231,7 +232,7 @@ impl Queue {
         let give_up = Instant::now() + DRAINING;
         let (mut rings, (socket, upper), sender) = loop {
             let mut rings = self.lock();
-            if self.launch_times && !one_chunk {
+            if self.launch_times && transmit::chunks_per_frame(mtu, self.memory.chunk()) > 1 {
                 return Err(JoinError::LongFrames);
             }
             if rings.members == self.shares.ports {
@@ -257,7 +258,7 @@ impl Queue {
         rings.members += 1;
         let wanted = (rings.members * self.shares.rx_chunks).min(self.memory.chunks());
         while rings.filled < wanted {
-            let address = u64::from(rings.filled) * CHUNK as u64;
+            let address = u64::from(rings.filled) * self.memory.chunk() as u64;
             rings.pool.fill.push(address);
             rings.filled += 1;
         }
@@ -417,7 +418,7 @@ impl Member {
     /// Gives a received chunk back, by and by.
     #[inline]
     pub(crate) fn give_back(&mut self, address: u64) {
-        self.returning.push(address & !(CHUNK as u64 - 1));
+        self.returning.push(self.queue.memory.chunk_at(address));
     }
 
     /// So many chunks have been given back that the kernel should get them soon.
@@ -472,7 +473,7 @@ impl Member {
         let (upper, _) = upper.close();
         for mut rx in [rx, upper] {
             for _ in 0..rx.available(u32::MAX) {
-                returning.push(rx.pop().addr & !(CHUNK as u64 - 1));
+                returning.push(queue.memory.chunk_at(rx.pop().addr));
             }
         }
         Closed {
@@ -530,13 +531,13 @@ mod tests {
             ports: 1,
             rx_chunks: 8,
             tx_chunks: 8,
-            one_chunk: true,
+            chunk: umem::chunk_for(1500),
         };
         Queue::open(&options, shares).expect("a queue")
     }
 
     fn join(queue: &Arc<Queue>) -> (Member, Sender) {
-        let (member, sender) = queue.join(true, true, 8, None).expect("it has room");
+        let (member, sender) = queue.join(true, 1500, 8, None).expect("it has room");
         (member, sender.expect("it sends"))
     }
 

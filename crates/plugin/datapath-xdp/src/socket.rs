@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::metadata;
 use crate::ring::{Consumer, Descriptor, Producer};
-use crate::umem::{CHUNK, RxArea};
+use crate::umem::RxArea;
 
 /// `XDP_MAX_TX_SKB_BUDGET` of `linux/if_xdp.h` (Linux 6.17): frames that one send call may take in
 /// copy mode.
@@ -118,6 +118,9 @@ pub enum Kick {
     Down,
 }
 
+/// A chunk takes this at most, and so does what the kernel copies one to.
+const PAGE: u64 = 4096;
+
 impl Pool {
     /// Registers the memory and binds to the queue.
     ///
@@ -134,7 +137,7 @@ impl Pool {
         let registration = libc::xdp_umem_reg {
             addr,
             len,
-            chunk_size: CHUNK as u32,
+            chunk_size: memory.chunk() as u32,
             headroom: 0,
             flags,
             tx_metadata_len,
@@ -220,8 +223,7 @@ impl Socket {
         let budget = tx_entries.max(32);
         let _ = set_option(fd.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &budget);
         // Copy mode charges each frame under way to the send buffer: give it room for a full ring.
-        let buffer =
-            i32::try_from(u64::from(options.tx_chunks) * 2 * CHUNK as u64).unwrap_or(i32::MAX / 2);
+        let buffer = i32::try_from(u64::from(options.tx_chunks) * 2 * PAGE).unwrap_or(i32::MAX / 2);
         if set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &buffer).is_err() {
             // Without CAP_NET_ADMIN the kernel caps it at net.core.wmem_max, which is slower, not
             // wrong.

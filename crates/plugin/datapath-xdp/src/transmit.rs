@@ -15,7 +15,6 @@ use crate::metadata;
 use crate::queue::{Outstanding, Queue, Sender};
 use crate::ring::{CONTINUED, Descriptor, Producer};
 use crate::socket::{Kick, Socket};
-use crate::umem::CHUNK;
 
 /// Bytes before the payload of a frame: the longest headers, rounded up to cache lines.
 pub(crate) const HEADROOM: usize = MAX_HEADER_LEN.next_multiple_of(64);
@@ -52,6 +51,8 @@ pub(crate) struct Transmit {
     /// Last in, first out: the frame used last is the likeliest in the cache.
     free: Vec<u32>,
     chunks_per_frame: u32,
+    /// Bytes of each of them.
+    chunk: usize,
     checksum: bool,
     identification: u16,
     /// Committed and not known to be with the kernel.
@@ -75,19 +76,15 @@ struct Amount {
 }
 
 /// Chunks of a frame whose IP packet is `mtu` bytes long.
-pub(crate) fn chunks_per_frame(mtu: u32) -> u32 {
-    ((HEADROOM + mtu as usize).div_ceil(CHUNK) as u32).max(1)
-}
-
-/// Payload bytes that a frame of `chunks` chunks has room for.
-pub(crate) fn frame_capacity(chunks: u32) -> usize {
-    chunks as usize * CHUNK - HEADROOM
+pub(crate) fn chunks_per_frame(mtu: u32, chunk: usize) -> u32 {
+    ((HEADROOM + mtu as usize).div_ceil(chunk) as u32).max(1)
 }
 
 impl Transmit {
     /// Cuts the sender's area into frames of `chunks_per_frame` chunks.
     pub(crate) fn new(sender: Sender, chunks_per_frame: u32, checksum: bool) -> Self {
         let frames = sender.area.chunks() / chunks_per_frame;
+        let chunk = sender.area.chunk();
         let unused = Slot {
             owner: Owner::Free,
             peer: PeerHandle(0),
@@ -99,6 +96,7 @@ impl Transmit {
             slots: vec![unused; frames as usize],
             free: (0..frames).rev().collect(),
             chunks_per_frame,
+            chunk,
             checksum,
             identification: 0,
             queued: Amount::default(),
@@ -106,9 +104,14 @@ impl Transmit {
         }
     }
 
-    /// Chunks of each frame.
-    pub(crate) fn chunks(&self) -> u32 {
-        self.chunks_per_frame
+    /// Payload bytes that each frame has room for.
+    pub(crate) fn frame_capacity(&self) -> usize {
+        self.frame_bytes() - HEADROOM
+    }
+
+    #[inline]
+    fn frame_bytes(&self) -> usize {
+        self.chunks_per_frame as usize * self.chunk
     }
 
     /// Datagrams that are committed, and not known to be with the kernel.
@@ -205,7 +208,7 @@ impl Transmit {
             }
         }
         slot.committed = length as u32;
-        let first = CHUNK - offset as usize % CHUNK;
+        let first = self.chunk - offset as usize % self.chunk;
         let address = self.sender.area.start() + offset;
         if total <= first {
             slot.owner = Owner::Kernel(1);
@@ -215,7 +218,7 @@ impl Transmit {
                 options,
             });
         } else {
-            slot.owner = Owner::Kernel(push_chunks(socket, address, first, total));
+            slot.owner = Owner::Kernel(push_chunks(socket, address, [first, self.chunk], total));
         }
         self.queued.datagrams += 1;
         self.queued.bytes += length as u64;
@@ -313,17 +316,13 @@ impl Transmit {
     /// Takes back the frames that the kernel has sent.
     #[inline]
     fn reclaim(&mut self, queue: &Queue) {
-        let (sender, slots, free, chunks_per_frame) = (
-            &self.sender,
-            &mut self.slots,
-            &mut self.free,
-            self.chunks_per_frame,
-        );
+        let frame_bytes = self.frame_bytes();
+        let (sender, slots, free) = (&self.sender, &mut self.slots, &mut self.free);
         queue.reclaim(sender, |address| {
             complete(
                 slots,
                 free,
-                frame_of(address - sender.area.start(), chunks_per_frame),
+                frame_of(address - sender.area.start(), frame_bytes),
             );
         });
     }
@@ -335,7 +334,7 @@ impl Transmit {
         }
         let index = frame_of(
             address.checked_sub(self.sender.area.start())?,
-            self.chunks_per_frame,
+            self.frame_bytes(),
         );
         complete(&mut self.slots, &mut self.free, index);
         self.slots.get(index as usize).copied()
@@ -361,13 +360,13 @@ impl Transmit {
 
     #[inline]
     fn offset(&self, frame: u32) -> u64 {
-        u64::from(frame) * u64::from(self.chunks_per_frame) * CHUNK as u64
+        u64::from(frame) * self.frame_bytes() as u64
     }
 }
 
 /// Queues a frame that spans several chunks; returns how many descriptors it takes.
 #[cold]
-fn push_chunks(socket: &mut Socket, offset: u64, first: usize, total: usize) -> u16 {
+fn push_chunks(socket: &mut Socket, offset: u64, [first, chunk]: [usize; 2], total: usize) -> u16 {
     let (mut at, mut length, mut left, mut count) = (offset, first, total, 0);
     while left > 0 {
         left -= length;
@@ -378,15 +377,15 @@ fn push_chunks(socket: &mut Socket, offset: u64, first: usize, total: usize) -> 
             options,
         });
         at += length as u64;
-        length = left.min(CHUNK);
+        length = left.min(chunk);
         count += 1;
     }
     count
 }
 
 #[inline]
-fn frame_of(offset: u64, chunks_per_frame: u32) -> u32 {
-    (offset / CHUNK as u64) as u32 / chunks_per_frame
+fn frame_of(offset: u64, frame_bytes: usize) -> u32 {
+    (offset / frame_bytes as u64) as u32
 }
 
 /// One descriptor of the frame `index` is done; the last one frees the frame.

@@ -1,6 +1,6 @@
 //! The memory that frames lie in, shared with the kernel (a *UMEM*).
 //!
-//! One anonymous mapping, cut into chunks of a page: first those that the kernel receives into,
+//! One anonymous mapping, cut into chunks of half a page, or of a page for long frames: first those that the kernel receives into,
 //! then one area of chunks to send from for each port. Areas do not overlap, and what the kernel
 //! has received is only read, so no two owners write to the same place. Which chunk is whose at a
 //! time is the business of the rings.
@@ -10,14 +10,24 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Bytes of a chunk: a page, the largest that the kernel takes in aligned mode (Linux `af_xdp.rst`,
-/// "UMEM").
-pub const CHUNK: usize = 4096;
+/// "UMEM"), or half of one, the smallest, where all frames have room in that: half the memory, and of the caches.
+const CHUNKS: [usize; 2] = [2048, 4096];
+
+/// The longest IP packet for frames of which chunks of half a page are taken.
+const SHORT_MTU: u32 = 1500;
 
 /// Bytes that the kernel keeps free before a received frame (`XDP_PACKET_HEADROOM`).
 const KERNEL_HEADROOM: usize = 256;
 
-/// Longest frame that fits one chunk on receive.
-pub const RX_CHUNK_CAPACITY: usize = CHUNK - KERNEL_HEADROOM;
+/// Bytes of a chunk for an interface with this MTU.
+pub fn chunk_for(mtu: u32) -> usize {
+    CHUNKS[usize::from(mtu > SHORT_MTU)]
+}
+
+/// Longest frame that fits one such chunk on receive.
+pub fn rx_capacity(chunk: usize) -> usize {
+    chunk - KERNEL_HEADROOM
+}
 
 /// The mapping. Unmapped when the last area is gone; the kernel keeps its own hold on the pages
 /// while a socket uses them.
@@ -45,6 +55,7 @@ impl Drop for Mapping {
 pub struct RxArea {
     mapping: Arc<Mapping>,
     chunks: u32,
+    chunk: usize,
 }
 
 /// Chunks to send from, owned by one sender.
@@ -53,18 +64,24 @@ pub struct TxArea {
     mapping: Arc<Mapping>,
     start: usize,
     length: usize,
+    chunk: usize,
 }
 
 /// Maps `rx_chunks` chunks to receive into and `areas` areas of `tx_chunks` chunks each to send
-/// from.
+/// from, of so many bytes each: [`chunk_for`] the MTU.
 ///
 /// # Errors
 /// The kernel's answer, for instance when there is not enough memory.
-pub fn map(rx_chunks: u32, areas: u32, tx_chunks: u32) -> io::Result<(RxArea, Vec<TxArea>)> {
+pub fn map(
+    rx_chunks: u32,
+    areas: u32,
+    tx_chunks: u32,
+    chunk: usize,
+) -> io::Result<(RxArea, Vec<TxArea>)> {
     let chunks = u64::from(areas) * u64::from(tx_chunks) + u64::from(rx_chunks);
     let length = usize::try_from(chunks)
         .ok()
-        .and_then(|chunks| chunks.checked_mul(CHUNK))
+        .and_then(|chunks| chunks.checked_mul(chunk))
         .filter(|length| *length > 0 && *length <= isize::MAX as usize)
         .ok_or(io::Error::from(io::ErrorKind::InvalidInput))?;
     // SAFETY: a new anonymous mapping touches nothing that exists.
@@ -90,18 +107,20 @@ pub fn map(rx_chunks: u32, areas: u32, tx_chunks: u32) -> io::Result<(RxArea, Ve
     unsafe { libc::madvise(base, length, libc::MADV_DONTFORK) };
     let base = NonNull::new(base.cast()).ok_or(io::Error::from(io::ErrorKind::OutOfMemory))?;
     let mapping = Arc::new(Mapping { base, length });
-    let (first, area) = (rx_chunks as usize * CHUNK, tx_chunks as usize * CHUNK);
+    let (first, area) = (rx_chunks as usize * chunk, tx_chunks as usize * chunk);
     let tx = (0..areas as usize)
         .map(|index| TxArea {
             mapping: Arc::clone(&mapping),
             start: first + index * area,
             length: area,
+            chunk,
         })
         .collect();
     Ok((
         RxArea {
             mapping,
             chunks: rx_chunks,
+            chunk,
         },
         tx,
     ))
@@ -111,6 +130,19 @@ impl RxArea {
     /// How many chunks it has.
     pub fn chunks(&self) -> u32 {
         self.chunks
+    }
+
+    /// Bytes of each.
+    #[inline]
+    pub fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// Where the chunk begins that this address lies in.
+    #[inline]
+    pub fn chunk_at(&self, address: u64) -> u64 {
+        // A power of two.
+        address & !(self.chunk as u64 - 1)
     }
 
     /// Address and length of the whole memory, as the kernel registers it.
@@ -129,7 +161,7 @@ impl RxArea {
     #[inline]
     pub(crate) unsafe fn bytes(&self, offset: u64, length: usize) -> Option<&[u8]> {
         let offset = usize::try_from(offset).ok()?;
-        if offset.checked_add(length)? > self.chunks as usize * CHUNK {
+        if offset.checked_add(length)? > self.chunks as usize * self.chunk {
             return None;
         }
         // SAFETY: the range lies inside the mapping, before all sending areas, so that nobody in
@@ -146,6 +178,7 @@ impl TxArea {
             mapping: Arc::clone(&self.mapping),
             start: self.start,
             length: 0,
+            chunk: self.chunk,
         };
         std::mem::replace(self, empty)
     }
@@ -158,7 +191,13 @@ impl TxArea {
 
     /// How many chunks it has.
     pub fn chunks(&self) -> u32 {
-        (self.length / CHUNK) as u32
+        (self.length / self.chunk) as u32
+    }
+
+    /// Bytes of each.
+    #[inline]
+    pub fn chunk(&self) -> usize {
+        self.chunk
     }
 
     /// Whether `offset` of the memory lies in this area.
@@ -190,9 +229,22 @@ impl TxArea {
 mod tests {
     use super::*;
 
+    const CHUNK: usize = 2048;
+
+    #[test]
+    fn a_frame_with_two_tags_has_room_in_one_chunk_up_to_the_usual_mtu_and_beyond() {
+        for mtu in [576, 1280, 1500, 1501, 3000] {
+            assert!(
+                mtu as usize + 14 + 2 * 4 <= rx_capacity(chunk_for(mtu)),
+                "{mtu}"
+            );
+        }
+        assert_eq!((chunk_for(1500), chunk_for(1501)), (2048, 4096));
+    }
+
     #[test]
     fn ranges_outside_an_area_are_refused() {
-        let (rx, mut tx) = map(2, 2, 1).expect("map four pages");
+        let (rx, mut tx) = map(2, 2, 1, CHUNK).expect("map four chunks");
         let end = 2 * CHUNK as u64;
         // SAFETY: the kernel has never been given the memory.
         let readable = |offset, length| unsafe { rx.bytes(offset, length) }.is_some();
@@ -208,7 +260,7 @@ mod tests {
 
     #[test]
     fn areas_follow_one_another_and_do_not_share_bytes() {
-        let (rx, mut tx) = map(1, 2, 1).expect("map three pages");
+        let (rx, mut tx) = map(1, 2, 1, CHUNK).expect("map three chunks");
         assert_eq!(
             (tx[0].start(), tx[1].start()),
             (CHUNK as u64, 2 * CHUNK as u64)
