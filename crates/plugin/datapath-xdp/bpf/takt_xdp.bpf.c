@@ -49,6 +49,17 @@ struct {
 } takt_endpoints SEC(".maps");
 
 /*
+ * The UDP ports of these endpoints, a bit for each, by the number that its two bytes are in memory: what is for another port,
+ * as most of what is not Takt's, is passed on without the address and without a look into the table.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 65536 / 64);
+	__type(key, __u32);
+	__type(value, __u64);
+} takt_ports SEC(".maps");
+
+/*
  * The sockets for each port on each receive queue, from (queue * MOST_PORTS + port) * RINGS on: the port's own or, where
  * it has none on the queue, another's. The first is for best effort, the second for what is marked with a traffic class,
  * which so finds room however much else comes. User space sets the size.
@@ -76,9 +87,17 @@ static __always_inline void count(__u32 which)
 		*counter += 1;
 }
 
+static __always_inline bool is_open(__be16 port)
+{
+	__u32 word = port / 64;
+	__u64 *bits = bpf_map_lookup_elem(&takt_ports, &word);
+
+	return bits && *bits >> port % 64 & 1;
+}
+
 /*
  * Where the frame's datagram goes, and its class selector (RFC 2474, section 4.2.2.2); false when it is not a whole UDP
- * datagram in plain IP.
+ * datagram in plain IP, or for a port of nobody here.
  */
 static __always_inline bool destination(struct xdp_md *ctx, struct endpoint *endpoint, __u8 *class)
 {
@@ -114,10 +133,15 @@ static __always_inline bool destination(struct xdp_md *ctx, struct endpoint *end
 			return false;
 		if (ip->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_FRAGMENT_OFFSET))
 			return false;
+		udp = next + ip->ihl * 4;
+		if ((void *)(udp + 1) > end)
+			return false;
+		endpoint->port = udp->dest;
+		if (!is_open(endpoint->port))
+			return false;
 		endpoint->address.words[2] = bpf_htonl(0xffff);
 		endpoint->address.words[3] = ip->daddr;
 		*class = ip->tos >> 5;
-		udp = next + ip->ihl * 4;
 	} else if (protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr *ip = next;
 
@@ -125,17 +149,19 @@ static __always_inline bool destination(struct xdp_md *ctx, struct endpoint *end
 			return false;
 		if (ip->nexthdr != IPPROTO_UDP)
 			return false;
+		udp = (void *)(ip + 1);
+		if ((void *)(udp + 1) > end)
+			return false;
+		endpoint->port = udp->dest;
+		if (!is_open(endpoint->port))
+			return false;
 		__builtin_memcpy(&endpoint->address, &ip->daddr, sizeof(endpoint->address));
 		/* The upper half of the traffic class. */
 		*class = ip->priority >> 1;
-		udp = (void *)(ip + 1);
 	} else {
 		return false;
 	}
 
-	if ((void *)(udp + 1) > end)
-		return false;
-	endpoint->port = udp->dest;
 	return true;
 }
 

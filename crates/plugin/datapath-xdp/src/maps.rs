@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use aya::Ebpf;
-use aya::maps::{HashMap as BpfHashMap, MapData, MapError, PerCpuArray, XskMap};
+use aya::maps::{Array, HashMap as BpfHashMap, MapData, MapError, PerCpuArray, XskMap};
 use takt_datapath::OpenError;
 use takt_xdp::errno;
 
@@ -46,6 +46,12 @@ impl Endpoint {
             zero: [0; 2],
         }
     }
+
+    /// The word of `takt_ports` that its port is in, and its bit there.
+    fn port_bit(&self) -> (u32, u64) {
+        let port = u16::from_ne_bytes(self.port);
+        (u32::from(port / 64), 1 << (port % 64))
+    }
 }
 
 /// Ports on an interface at a time: `MOST_PORTS` of the program.
@@ -70,10 +76,13 @@ struct Placement {
 /// The program's maps with what belongs in them.
 pub(crate) struct Maps {
     endpoints: BpfHashMap<MapData, Endpoint, u32>,
+    open: Array<MapData, u64>,
     sockets: XskMap<MapData>,
     counters: PerCpuArray<MapData, u64>,
     /// What `endpoints` holds.
     installed: HashMap<Endpoint, Slot>,
+    /// What `open` holds, but for words without a bit.
+    opened: HashMap<u32, u64>,
     /// What `sockets` holds.
     steered: HashMap<u32, RawFd>,
     /// Addresses of the interface.
@@ -102,9 +111,11 @@ impl Maps {
         let wrong = |error: MapError| unavailable("use a map of the XDP program", &error);
         Ok(Self {
             endpoints: take("takt_endpoints")?.try_into().map_err(wrong)?,
+            open: take("takt_ports")?.try_into().map_err(wrong)?,
             sockets: take("takt_sockets")?.try_into().map_err(wrong)?,
             counters: take("takt_counters")?.try_into().map_err(wrong)?,
             installed: HashMap::new(),
+            opened: HashMap::new(),
             steered: HashMap::new(),
             addresses: Vec::new(),
             ports: Vec::new(),
@@ -177,7 +188,7 @@ impl Maps {
         })
     }
 
-    /// Makes the map of endpoints hold what it should; the first error, after everything has been
+    /// Makes the maps of endpoints and of their ports hold what they should; the first error, after everything has been
     /// tried.
     fn update(&mut self) -> io::Result<()> {
         let wanted: HashMap<Endpoint, Slot> = self
@@ -206,6 +217,26 @@ impl Maps {
             }
             match map.insert(endpoint, slot.0, 0).map_err(map_error) {
                 Ok(()) => drop(installed.insert(endpoint, slot)),
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        result.and(self.open_ports())
+    }
+
+    /// Has the program look for endpoints with the ports of those that there are, and with no others.
+    fn open_ports(&mut self) -> io::Result<()> {
+        let mut wanted: HashMap<u32, u64> = self.opened.keys().map(|word| (*word, 0)).collect();
+        for (word, bit) in self.installed.keys().map(Endpoint::port_bit) {
+            *wanted.entry(word).or_default() |= bit;
+        }
+        let mut result = Ok(());
+        for (word, bits) in wanted {
+            if self.opened.get(&word) == Some(&bits) {
+                continue;
+            }
+            match self.open.set(word, bits, 0).map_err(map_error) {
+                Ok(()) if bits == 0 => drop(self.opened.remove(&word)),
+                Ok(()) => drop(self.opened.insert(word, bits)),
                 Err(error) => result = result.and(Err(error)),
             }
         }
@@ -295,5 +326,12 @@ mod tests {
             [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1]
         );
         assert_eq!(endpoint.port, [0x12, 0x34]);
+        // As the program reads it.
+        let port = u16::from_ne_bytes([0x12, 0x34]);
+        let (word, bit) = endpoint.port_bit();
+        assert_eq!(
+            (word, bit.trailing_zeros()),
+            ((port / 64).into(), (port % 64).into())
+        );
     }
 }
