@@ -220,6 +220,12 @@ func schedule(of report.Schedule) string {
 	if !of.Running {
 		text += " (pending)"
 	}
+	switch {
+	case of.OtherTrafficProblem != "":
+		text += " (others beside it: " + of.OtherTrafficProblem + ")"
+	case of.OtherTraffic != "":
+		text += " (others by " + of.OtherTraffic + ")"
+	}
 	return text
 }
 

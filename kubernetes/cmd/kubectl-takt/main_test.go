@@ -68,7 +68,7 @@ func api(t *testing.T, programs uint32) (kubeconfig string) {
 			answer(w, report.Node{
 				Node: "one",
 				Networks: &report.Networks{Attached: []report.Attached{{Namespace: "default", Pod: "talker", Interface: "eth0", Network: "pods", Programs: programs, Veth: veths[programs], Counts: report.Counts{Launches: launches[programs], RefusedBy: refused[programs], Around: map[string]uint64{"no-route": 3}},
-					Schedules: []report.Schedule{{Datapath: "udp", Name: "line", Running: true, Cycle: "1ms"}, {Datapath: "udp", Cycle: "500us"}},
+					Schedules: []report.Schedule{{Datapath: "udp", Name: "line", Running: true, Cycle: "1ms", OtherTraffic: "taprio"}, {Datapath: "udp", Cycle: "500us"}, {Datapath: "xdp", Running: true, Cycle: "2ms", OtherTrafficProblem: "no taprio"}},
 					GateTime:  []report.GateTime{{Claim: "time", Request: "gate", Class: 5, Frames: 2, Frame: 1514, Period: "1ms"}}}}},
 				Reserved: []report.Reserved{{Namespace: "default", Pod: "talker", Container: "main", Runtime: "4ms", Period: "10ms", Threads: 1}, {Namespace: "default", Pod: "talker", Container: "log", Runtime: "1ms", Period: "20ms", Threads: 2}},
 			})
@@ -109,7 +109,7 @@ func TestPodsAreShownAsATableAndAsJSON(t *testing.T) {
 		if programs == 0 {
 			state = "no program of it has attached: is it dynamically linked, and does it ask for launch times (SO_TXTIME)?"
 		}
-		want := []string{"default", "talker", "one", "pods", "(eth0)", string('0' + rune(programs)), "-", "launches", "3", "no-route", "line", "udp", "1ms,", "udp", "500us", "(pending)", "main", "4ms/10ms,", "log", "2x1ms/20ms", "class", "5", "2x1514B/1ms"}
+		want := []string{"default", "talker", "one", "pods", "(eth0)", string('0' + rune(programs)), "-", "launches", "3", "no-route", "line", "udp", "1ms", "(others", "by", "taprio),", "udp", "500us", "(pending),", "xdp", "2ms", "(others", "beside", "it:", "no", "taprio)", "main", "4ms/10ms,", "log", "2x1ms/20ms", "class", "5", "2x1514B/1ms"}
 		want = slices.Replace(want, 7, 8, shown[programs]...)
 		if veths[programs] != nil {
 			want = slices.Replace(want, 6, 7, "taking,", "required")

@@ -101,10 +101,14 @@ func (n *Node) schedules(all *adminv1.ListSchedulesResponse) (found []report.Sch
 			if one == nil {
 				continue
 			}
-			found = append(found, report.Schedule{
+			schedule := report.Schedule{
 				Datapath: link.GetDatapath(), Name: n.cluster.scheduleAt(link.GetDatapath(), one.GetBaseTimeNs()),
 				Running: one == link.GetOperational(), Cycle: reservation.Duration(one.GetCycleTimeNs()).String(),
-			})
+			}
+			if schedule.Running {
+				schedule.OtherTraffic, schedule.OtherTrafficProblem = link.GetOtherTrafficBy(), link.GetOtherTrafficProblem()
+			}
+			found = append(found, schedule)
 		}
 	}
 	return found

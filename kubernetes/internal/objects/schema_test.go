@@ -70,7 +70,8 @@ func TestTheAPIServerRefusesWhatNoNodeCouldDo(t *testing.T) {
 	const gates = "cycleTime: 1ms, entries: [{gates: [7], interval: 250us}, {gates: [0, 1, 2, 3, 4, 5, 6], interval: 750us}]"
 	for _, c := range []struct{ name, spec, refused string }{
 		{"plain", "{datapath: udp, " + gates + "}", ""},
-		{"whole", "{network: pods, datapath: xdp, rate: 100000000, vlan: true, baseTime: '1800000000.5', cycleTimeExtension: 50us, initialGates: [], maxSDU: [{class: 7, octets: 256}], priorities: [0, 0, 0, 0, 5, 5, 6, 7], requireSync: 1us, selection: [{class: 6, algorithm: credit-based, idleSlope: 10000000}], " + gates + "}", ""},
+		{"whole", "{network: pods, datapath: xdp, rate: 100000000, vlan: true, otherTraffic: taprio-offload, baseTime: '1800000000.5', cycleTimeExtension: 50us, initialGates: [], maxSDU: [{class: 7, octets: 256}], priorities: [0, 0, 0, 0, 5, 5, 6, 7], requireSync: 1us, selection: [{class: 6, algorithm: credit-based, idleSlope: 10000000}], " + gates + "}", ""},
+		{"htb", "{datapath: udp, otherTraffic: htb, " + gates + "}", "spec.otherTraffic"},
 		{"negative-rate", "{datapath: udp, rate: -1, " + gates + "}", "spec.rate"},
 		{"no-datapath", "{" + gates + "}", "spec.datapath"},
 		{"no-entries", "{datapath: udp, cycleTime: 1ms, entries: []}", "spec.entries"},

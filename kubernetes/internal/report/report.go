@@ -127,6 +127,10 @@ type Schedule struct {
 	Running bool `json:"running"`
 	// Cycle is how long one takes.
 	Cycle string `json:"cycle"`
+	// OtherTraffic is what of the kernel keeps what others send inside the one that runs: taprio or taprio-offload; empty: nothing does.
+	OtherTraffic string `json:"otherTraffic,omitempty"`
+	// OtherTrafficProblem is why that is not as the schedule asks for.
+	OtherTrafficProblem string `json:"otherTrafficProblem,omitempty"`
 }
 
 // Launches counts messages with a launch time.
