@@ -155,6 +155,15 @@ pub(crate) fn name(index: u32) -> io::Result<String> {
         .into_owned())
 }
 
+/// Whether no device has this index any more. One that cannot be asked for now, as without a free descriptor, may be there.
+pub(crate) fn is_gone(index: u32) -> bool {
+    name(index).is_err_and(|error| says_gone(&error))
+}
+
+fn says_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV))
+}
+
 /// The names of the devices of this network namespace.
 pub(crate) fn names() -> io::Result<Vec<String>> {
     // SAFETY: a plain call.
@@ -695,6 +704,16 @@ mod tests {
     use std::net::UdpSocket;
 
     use super::*;
+
+    #[test]
+    fn a_device_is_gone_if_the_kernel_says_so_and_not_if_it_cannot_be_asked() {
+        assert!(!is_gone(1));
+        assert!(is_gone(i32::MAX as u32));
+        // Without a free descriptor, or memory.
+        for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM] {
+            assert!(!says_gone(&io::Error::from_raw_os_error(errno)));
+        }
+    }
 
     #[test]
     fn sockets_are_told_by_all_that_they_are_bound_to() {

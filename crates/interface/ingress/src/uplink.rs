@@ -122,7 +122,7 @@ impl Pair {
         let is_left = |name: &&String| {
             let number = name.strip_prefix(CARRIER);
             let number = number.and_then(|number| number.parse().ok());
-            number.is_some_and(|number| number == device.index() || sys::name(number).is_err())
+            number.is_some_and(|number| number == device.index() || sys::is_gone(number))
         };
         let left = names.iter().filter(is_left);
         Ok(left.filter_map(|name| Device::find(name).ok()).collect())
