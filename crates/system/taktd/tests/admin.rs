@@ -9,7 +9,7 @@ use support::{Daemon, LISTENER};
 use takt::{ChannelId, Error, Qos, Session, TrafficClass, Wait};
 use takt_clock::{Clock as _, SystemTai};
 use takt_testing::{PATIENCE, until};
-use taktd::admin::client::{Client, ConnectError, connect};
+use taktd::admin::client::{self, Client, ConnectError, connect};
 use taktd::admin::proto::{
     self, AddPeerRequest, EndSessionRequest, GetStatusRequest, InstallScheduleRequest,
     ListChannelsRequest, ListDatapathsRequest, ListListenersRequest, ListPeersRequest,
@@ -59,6 +59,71 @@ async fn status_tells_what_runs() {
         .permissions()
         .mode();
     assert_eq!(mode & 0o777, 0o600);
+}
+
+#[tokio::test]
+async fn long_lists_are_had_in_pages_of_what_was_asked_for_and_followed_to_their_end() {
+    const SESSIONS: usize = 70;
+    const CHANNELS: u64 = 600;
+    let listener = format!("{LISTENER}identity = \"press\"\ntotal_endpoints = 700\n");
+    let daemon = Daemon::start(&listener);
+    let mut client = daemon.client().await;
+    let opened: Vec<_> = (0..SESSIONS)
+        .map(|_| {
+            let session = Session::builder().socket(daemon.directory.join("takt.sock"));
+            let session = session.tx_bytes(1 << 20).rx_bytes(1 << 20).open();
+            let session = session.expect("a session");
+            let stream = session.stream(Qos::slow()).expect("a stream");
+            (session, stream)
+        })
+        .collect();
+    let sinks = (0..CHANNELS).map(|channel| {
+        let (_, stream) = &opened[channel as usize % SESSIONS];
+        stream.sink(ChannelId(channel)).expect("a sink")
+    });
+    let _sinks: Vec<_> = sinks.collect();
+
+    let whole: Vec<u64> = sessions(&mut client, "")
+        .await
+        .iter()
+        .map(|s| s.session)
+        .collect();
+    assert_eq!(whole.len(), SESSIONS);
+    for (identity, many) in [("", SESSIONS), ("press", SESSIONS), ("nobody", 0)] {
+        let followed = client::sessions(&mut client, identity)
+            .await
+            .expect("sessions");
+        let followed: Vec<u64> = followed.iter().map(|s| s.session).collect();
+        assert_eq!(followed, whole[..many], "{identity}");
+    }
+    let (mut paged, mut first) = (Vec::new(), 0);
+    loop {
+        let request = ListSessionsRequest {
+            first,
+            limit: 7,
+            ..ListSessionsRequest::default()
+        };
+        let page = client
+            .list_sessions(request)
+            .await
+            .expect("a page")
+            .into_inner();
+        assert!(page.sessions.len() <= 7);
+        paged.extend(page.sessions.iter().map(|s| s.session));
+        match page.next {
+            0 => break,
+            next => first = next,
+        }
+    }
+    assert_eq!(paged, whole);
+    let followed = client::channels(&mut client).await.expect("channels");
+    let followed: Vec<u64> = followed.iter().map(|c| c.channel).collect();
+    assert_eq!(followed, (0..CHANNELS).collect::<Vec<_>>());
+    let told = node(&mut client).await;
+    assert_eq!(
+        (told.sessions, told.channels),
+        (SESSIONS as u32, CHANNELS as u32)
+    );
 }
 
 #[tokio::test]

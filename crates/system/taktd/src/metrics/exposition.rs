@@ -729,6 +729,8 @@ mod tests {
                 control_address: std::net::SocketAddr::from(([127, 0, 0, 1], 7400)),
                 uptime_seconds: 5,
                 draining: false,
+                sessions: 0,
+                channels: 0,
                 streams_moved: 3,
                 sessions_moved: takt_runtime::status::SessionsMoved {
                     overload: 2,
