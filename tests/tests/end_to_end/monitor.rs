@@ -5,16 +5,20 @@ use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use takt::{ChannelId, Qos, TrafficClass, Wait};
 use takt_lab::LabConfig;
-use takt_testing::{PATIENCE, browsed, until_true};
+use takt_testing::{PATIENCE, browsed, until, until_true};
 
 use crate::capture::{LISTENERS, tenant};
 use crate::mapping::three_datapaths;
-use crate::support::{Datapath, Node, Pair, attach, introduce, number_of, put, skip};
+
+use crate::support::{
+    Datapath, Node, Pair, Stops, attach, attach_at, introduce, number_of, put, skip,
+};
 
 const CHANNEL: ChannelId = ChannelId(5);
 /// No machine keeps to a nanosecond.
@@ -40,6 +44,30 @@ when = \"silence < 1ms\"
 until = \"silence > 200ms\"
 hold = \"0s\"
 do = [\"remap\"]
+";
+/// As often as traffic begins.
+const MOVE: &str = "\
+[[rule]]
+name = \"busy\"
+flow = \"channel 5\"
+when = \"silence < 1ms\"
+until = \"silence > 50ms\"
+hold = \"0s\"
+do = [\"move\"]
+";
+/// Low marks: a lane gets no more than a part of a machine that is busy otherwise. No session leaves by itself.
+const TWO_LANES: &str = "\
+[[lane]]
+[[lane]]
+[balance]
+lanes = false
+high_percent = 10
+low_percent = 5
+hold_seconds = 1
+[[listener]]
+path = \"DIR/hog.sock\"
+identity = \"hog\"
+lanes = [0]
 ";
 const MESSAGES: u64 = 300;
 
@@ -83,6 +111,83 @@ impl Monitor {
         assert!(self.child.wait().expect("an end").success(), "{text}");
         serde_json::from_str(&text).unwrap_or_else(|_| panic!("JSON: {text}"))
     }
+}
+
+/// A reader beside somebody who keeps its lane busy, without an operator.
+#[test]
+fn the_reader_of_a_channel_leaves_its_lane_when_a_rule_of_the_monitor_says_so() {
+    if skip() {
+        return;
+    }
+    let pair = Pair::with(&LabConfig::default(), TWO_LANES);
+    let [far, near] = &pair.nodes;
+    let stop = AtomicBool::new(false);
+    let stops = [&stop];
+    std::thread::scope(|scope| {
+        let _stops = Stops(&stops);
+        let hog = attach_at(&near.directory.join("hog.sock"), "hog");
+        let stream = hog.stream(Qos::slow()).expect("a stream");
+        let loud = stream.source(ChannelId(1)).expect("a source");
+        let _deaf = [(); 4].map(|()| stream.sink(ChannelId(1)).expect("a sink"));
+        let stop = &stop;
+        scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                if let Ok(buffer) = loud.buffer_wait(1024, Wait::For(Duration::from_millis(100))) {
+                    let _ = buffer.emit();
+                }
+            }
+        });
+        let [talker, reader] = [far, near].map(|node| attach(node, "reader"));
+        let source = talker
+            .stream(Qos::slow())
+            .expect("a stream")
+            .source(CHANNEL);
+        let sink = reader.stream(Qos::slow()).expect("a stream").sink(CHANNEL);
+        let (source, sink) = (source.expect("a source"), sink.expect("a sink"));
+        introduce(&source, &[&sink]);
+        let told = || {
+            let sessions = near.admin().sessions();
+            sessions
+                .into_iter()
+                .find(|s| s.name == "reader" && !s.streams.is_empty())
+        };
+        let first = told().expect("the reader");
+        if first.lane != 0 {
+            near.admin().move_session(first.session, 0);
+            until_true("it is beside the hog", || {
+                told().is_some_and(|told| told.lane == 0)
+            });
+        }
+        let rules = near.directory.join("rules.toml");
+        std::fs::write(&rules, MOVE).expect("a file");
+        let rules = rules.to_str().expect("UTF-8");
+        let watched = Monitor::of_all(near, &["--rules", rules, "--move"]);
+        // While the reader was moved lately, or the loads are not known, it stays; the rule begins again with the next messages.
+        let mut number = 0;
+        let moved = until("the rule moves the reader", || {
+            for _ in 0..20 {
+                put(&source, number, 64);
+                number += 1;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            while sink.consume(Wait::Never).is_ok() {}
+            // That is the silence that ends the rule.
+            std::thread::sleep(Duration::from_millis(200));
+            told().filter(|told| told.lane == 1)
+        });
+        assert_eq!(moved.moved_why, "rule busy");
+        introduce(&source, &[&sink]);
+        let told = watched.end();
+        assert!(
+            told["rules"][0]["begun"].as_u64() >= Some(1),
+            "{}",
+            told["rules"]
+        );
+        assert_eq!(
+            near.admin().node().sessions_moved.map(|moved| moved.rule),
+            Some(1)
+        );
+    });
 }
 
 #[test]

@@ -356,6 +356,23 @@ impl Admin {
         answer.into_inner().sessions
     }
 
+    pub fn move_session(&mut self, session: u64, lane: u32) {
+        let request = proto::MoveSessionRequest { session, lane };
+        let moved = self.runtime.block_on(self.client.move_session(request));
+        moved.expect("moved");
+    }
+
+    /// A page of them.
+    pub fn session_page(&mut self, first: u64, limit: u32) -> proto::ListSessionsResponse {
+        let asked = self.client.list_sessions(proto::ListSessionsRequest {
+            first,
+            limit,
+            ..proto::ListSessionsRequest::default()
+        });
+        let answer = self.runtime.block_on(asked).expect("the sessions");
+        answer.into_inner()
+    }
+
     pub fn listeners(&mut self) -> Vec<proto::ListenerStatus> {
         let asked = self.client.list_listeners(proto::ListListenersRequest {});
         let answer = self.runtime.block_on(asked).expect("the listeners");
