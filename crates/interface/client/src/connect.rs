@@ -355,8 +355,8 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
         Link {
             socket: Arc::new(Connection::new(socket, shared.slot)),
             attachment,
+            number: session,
         },
-        session,
         last_request,
         opened,
         opened_sources,
@@ -370,7 +370,6 @@ fn install(
     shared: &Shared,
     mut orphans: Vec<Request>,
     link: Link,
-    number: u64,
     last_request: u32,
     streams: Reopened<OpenStream>,
     sources: Reopened<OpenSource>,
@@ -407,8 +406,8 @@ fn install(
     let socket = link.socket.as_fd().as_raw_fd();
     shared.slot.guard([socket, arena, bell]);
     let state = link.attachment.state;
+    control.number = link.number;
     control.link = Some(link);
-    control.number = number;
     shared.slot.set(state);
     drop(control);
     shared.notify();

@@ -105,6 +105,8 @@ pub(crate) struct Control {
 pub(crate) struct Link {
     pub(crate) socket: Arc<Connection>,
     pub(crate) attachment: Arc<Attachment>,
+    /// The runtime's number of the session.
+    pub(crate) number: u64,
 }
 
 /// The socket of a session. Until it is closed the runtime leaves the memory as it is: sinks keep it for the messages

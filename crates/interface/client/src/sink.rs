@@ -166,7 +166,9 @@ impl Receive {
 
 impl Binding {
     fn new(link: Link, open: OpenSink) -> Result<Self, Error> {
-        let Link { socket, attachment } = link;
+        let Link {
+            socket, attachment, ..
+        } = link;
         let OpenSink {
             block,
             bell,
