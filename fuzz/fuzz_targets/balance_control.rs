@@ -84,7 +84,10 @@ fuzz_target!(|input: &[u8]| {
             match &read {
                 Ok(Some(begun)) => {
                     assert!(begins);
-                    assert_eq!((begun.flow, &begun.rule, begun.sent_ns), (event.key, rule, now));
+                    assert_eq!(
+                        (begun.flow, &begun.rule, begun.sent_ns),
+                        (event.key, rule, now)
+                    );
                 }
                 Ok(None) => assert!(!begins),
                 Err(why) => assert_eq!((*why, taken.contains(&datagram)), (Refused::Again, true)),
