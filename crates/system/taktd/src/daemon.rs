@@ -16,7 +16,7 @@ use crate::admin::SocketError;
 use crate::admin::server::AdminApi;
 use crate::config::{ConfigError, Settings};
 use crate::logging::LogLevel;
-use crate::metrics::{BindError, MetricsServer};
+use crate::metrics::{BindError, MOST_CONNECTIONS, MetricsServer};
 use crate::node::Node;
 use crate::outline;
 
@@ -102,6 +102,11 @@ pub enum DaemonError {
     /// A second signal did not let it finish.
     #[error("stopped at once: messages may not have been sent")]
     NotDrained,
+    /// It took longer than `drain_seconds`.
+    #[error(
+        "stopped after {0} s (`drain_seconds` in [node]) before everything was sent: what was left is lost, as for launch times later than that, or sinks without room"
+    )]
+    DrainedInPart(u64),
 }
 
 impl DaemonError {
@@ -136,7 +141,8 @@ pub fn run(options: &Options) -> Result<(), DaemonError> {
     // Administration and metrics are rare and small: one thread serves them.
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(MOST_CALLS)
+        // Scrapes of metrics take nobody else's turn.
+        .max_blocking_threads(MOST_CALLS + MOST_CONNECTIONS)
         .build()?
         .block_on(serve(settings, options.config.clone(), log))
 }
@@ -253,11 +259,28 @@ async fn attend(node: &Arc<Node>, signals: &mut Signals) -> Result<(), DaemonErr
     tell(&[NotifyState::Stopping, NotifyState::Status("draining")]);
     let within = node.settings().drain;
     tracing::info!(seconds = within.as_secs(), "draining");
-    let handle = node.handle().clone();
     tokio::select! {
-        _ = blocking(move || handle.drain(within)) => Ok(()),
+        sent = drain(node.handle().clone(), within)? => match sent {
+            Ok(false) => Err(DaemonError::DrainedInPart(within.as_secs())),
+            // Stopped, and nothing is left to drain.
+            Ok(true) | Err(_) => Ok(()),
+        },
         () = signals.stop() => Err(DaemonError::NotDrained),
     }
+}
+
+/// Drains in a thread of its own, which waits for no other caller: whether everything was sent; an error: the runtime has stopped.
+fn drain(handle: RuntimeHandle, within: Duration) -> std::io::Result<oneshot::Receiver<bool>> {
+    let (done, drained) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("taktd-drain".into())
+        .spawn(move || {
+            if let Ok(sent) = handle.drain(within) {
+                // Who asked is in a hurry, and has gone.
+                let _ = done.send(sent);
+            }
+        })?;
+    Ok(drained)
 }
 
 /// Begins to ask the control thread and the lanes whether they are at work, in a thread of its own, which waits for no other

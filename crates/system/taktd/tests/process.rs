@@ -179,6 +179,28 @@ fn a_second_signal_ends_a_drain_that_takes_long() {
 }
 
 #[test]
+fn a_drain_whose_time_is_over_before_everything_is_sent_says_so() {
+    let slow = format!("{LISTENER}messages_per_second = 1\n");
+    let directory = takt_testing::Directory::new();
+    let text = configuration(&directory, &slow);
+    let text = text.replacen("drain_seconds = 60", "drain_seconds = 1", 1);
+    std::fs::write(directory.join("takt.toml"), text).expect("written");
+    let mut daemon = Daemon::start_in(directory);
+    let session = daemon.application("app");
+    let stream = session.stream(Qos::slow()).expect("a stream");
+    let _sink = stream.sink(ChannelId(3)).expect("a sink");
+    let source = stream.source(ChannelId(3)).expect("a source");
+    for _ in 0..100 {
+        source.buffer(1).expect("a buffer").emit().expect("emitted");
+    }
+    daemon.signal(SIGTERM);
+    daemon.expect_notification("STOPPING=1");
+    let (code, log, _directory) = daemon.end();
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("before everything was sent"), "{log}");
+}
+
+#[test]
 fn a_daemon_that_was_killed_leaves_nothing_in_the_way_of_the_next() {
     let daemon = Daemon::start(LISTENER);
     daemon.signal(SIGKILL);

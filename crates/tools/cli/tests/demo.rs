@@ -133,7 +133,8 @@ fn streams_roam_over_all_technologies_and_nothing_of_the_reliable_one_is_lost() 
         .output()
         .expect("takt");
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let found = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{found}");
     let report: Report = serde_json::from_slice(&output.stdout).expect("a report");
     let [outcome] = &report.outcomes[..] else {
         panic!("one table: {said}");

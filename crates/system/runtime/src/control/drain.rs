@@ -12,11 +12,12 @@ use crate::lane::Command;
 /// A drain under way.
 pub(super) struct Drain {
     pub(super) deadline: Duration,
-    done: Sender<()>,
+    /// Told whether everything was sent.
+    done: Sender<bool>,
 }
 
 impl Control {
-    pub(super) fn begin_drain(&mut self, within: Duration, done: Sender<()>) {
+    pub(super) fn begin_drain(&mut self, within: Duration, done: Sender<bool>) {
         self.drain = Some(Drain {
             deadline: self.now() + within,
             done,
@@ -68,7 +69,7 @@ impl Control {
         self.say_goodbye();
         if let Some(drain) = self.drain.take() {
             // Whoever asked may have gone.
-            let _ = drain.done.send(());
+            let _ = drain.done.send(!busy);
         }
     }
 }

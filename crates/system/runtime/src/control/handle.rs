@@ -122,7 +122,13 @@ impl RuntimeHandle {
         let answer = self.ask(job)?;
         let told: Vec<u64> = self.lanes.iter().map(LaneHandle::told).collect();
         let deadline = Instant::now() + SETTLE;
-        let _ = self.await_lanes(deadline, |lane, at| lane.done() >= told[at]);
+        if let Err(late) = self.await_lanes(deadline, |lane, at| lane.done() >= told[at]) {
+            tracing::error!(
+                lanes = ?late,
+                "a change has been taken, and these lanes have not carried it out after {} s: what they do is as before until they go on",
+                SETTLE.as_secs()
+            );
+        }
         Ok(answer)
     }
 
@@ -529,11 +535,11 @@ impl RuntimeHandle {
     }
 
     /// Leaves cleanly: takes no more applications, sends what they have emitted, tells them and the
-    /// peers. Returns when that is done, or after `within`.
+    /// peers. Returns when that is done, or after `within`: whether everything was sent.
     ///
     /// # Errors
     /// [`Stopped`].
-    pub fn drain(&self, within: Duration) -> Result<(), Stopped> {
+    pub fn drain(&self, within: Duration) -> Result<bool, Stopped> {
         let (done, wait) = channel();
         self.ask(move |c| c.begin_drain(within, done))?;
         wait.recv().map_err(|_| Stopped)

@@ -8,8 +8,9 @@ use crate::counters::Counter;
 use crate::ids::SessionId;
 use crate::peering::message::{SourceProgress, Subscription};
 
-/// How often the last number of a source is told, unless it changes: twice to count, once against loss.
-const TELL_TIMES: u8 = 3;
+/// How often the last number of a source is told, unless it changes, once in a second: twice to count, and the others against
+/// an outage that is too short for the peer to be taken for gone.
+const TELL_TIMES: u8 = 6;
 /// Sources told of in one go, of all tenants.
 const MOST_TOLD: usize = 1024;
 /// Ended sources of a tenant that are still to be told of, however many it opens and closes.
@@ -170,6 +171,14 @@ impl Sources {
         sources.all.insert((lane, number), source);
     }
 
+    /// A peer is back that may not have heard the last that was told: it is told again.
+    pub fn tell_again(&mut self) {
+        let all = self.tenants.values_mut().flat_map(|of| of.all.values_mut());
+        for source in all.filter(|source| source.told > 0) {
+            source.again = TELL_TIMES;
+        }
+    }
+
     /// It writes no more.
     pub fn end(&mut self, lane: usize, number: u32) {
         let Some(tenant) = self.numbers.get(&number).copied() else {
@@ -263,6 +272,12 @@ mod tests {
         for _ in 0..TELL_TIMES {
             let told = sources.progress();
             assert_eq!((told.len(), told[0].1.next, told[0].1.ended), (1, 4, false));
+        }
+        assert_eq!(sources.progress(), []);
+        // A peer was away.
+        sources.tell_again();
+        for _ in 0..TELL_TIMES {
+            assert_eq!(sources.progress()[0].1.next, 4);
         }
         assert_eq!(sources.progress(), []);
         sources.end(1, 9);

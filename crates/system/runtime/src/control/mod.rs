@@ -510,6 +510,7 @@ impl Control {
                 Change::Lanes { peer, lanes, .. } => {
                     tracing::info!(%peer, lanes = lanes.len(), "peer up");
                 }
+                Change::Back { .. } => self.sources.tell_again(),
                 Change::Gone { peer, clean } => tracing::info!(
                     %peer,
                     "{}",

@@ -10,7 +10,7 @@
 //!
 //! Pure but for random numbers; see [`super::Peering`].
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -27,6 +27,8 @@ use super::replay::ReplayWindow;
 
 /// How long a session is accepted after it was to be replaced.
 const GRACE: Duration = Duration::from_secs(60);
+/// Incarnations of a peer that are over, of which no handshake is taken any more.
+const MOST_FORMER: usize = 64;
 /// How long a new session is there before lanes send under it, when there is another. A lane that is kept from its
 /// core amidst what it has received knows keys that came meanwhile only in its next round.
 const SWITCH_AFTER: Duration = Duration::from_secs(5);
@@ -229,6 +231,8 @@ struct Session {
     initiator: bool,
     /// The other side's incarnation.
     of: u64,
+    /// The stamp of the handshake that it began; 0: it was ours.
+    stamp: u64,
     /// The other side has shown that it has the keys.
     confirmed: bool,
     since: Duration,
@@ -240,7 +244,14 @@ struct Session {
 }
 
 impl Session {
-    fn new(mut state: HandshakeState, number: u8, initiator: bool, of: u64, now: Duration) -> Self {
+    /// `stamp`: of a handshake that the other side began.
+    fn new(
+        mut state: HandshakeState,
+        number: u8,
+        (of, stamp): (u64, Option<u64>),
+        now: Duration,
+    ) -> Self {
+        let initiator = stamp.is_none();
         let (to_responder, to_initiator) = state.dangerously_get_raw_split();
         let (send, receive) = if initiator {
             (to_responder, to_initiator)
@@ -251,6 +262,7 @@ impl Session {
             number,
             initiator,
             of,
+            stamp: stamp.unwrap_or(0),
             confirmed: initiator,
             since: now,
             send: aead(&derive(&send, &[b"control"])),
@@ -310,6 +322,10 @@ pub struct Association {
     sending: Option<u8>,
     /// Incarnation and stamp of the last handshake that the other side began.
     latest: (u64, u64),
+    /// The same of the last one of which it has shown that it lives: recorded handshakes cannot be replayed to that end.
+    proven: (u64, u64),
+    /// Incarnations that were proven before that one.
+    former: VecDeque<u64>,
     /// The next session is begun as soon as the one before is in use.
     hasty: bool,
     /// The other side has not shown yet that it knows this node's new key.
@@ -394,7 +410,8 @@ impl Association {
         }
         let of = u64::from_le_bytes(std::array::from_fn(|i| payload[i]));
         (self.hasty, self.behind) = (false, false);
-        let session = Session::new(initiating.state, initiating.number, true, of, now);
+        let session = Session::new(initiating.state, initiating.number, (of, None), now);
+        self.prove(of, 0);
         Ok((initiating.identity.remote, self.add(session)))
     }
 
@@ -419,7 +436,8 @@ impl Association {
             to_former,
             ..
         } = opened;
-        if theirs == self.latest.0 && stamp <= self.latest.1 {
+        let is_replay = |(incarnation, last)| theirs == incarnation && stamp <= last;
+        if is_replay(self.latest) || is_replay(self.proven) || self.former.contains(&theirs) {
             return Err(Refusal::Replayed);
         }
         if self.is_taken(number) {
@@ -432,8 +450,21 @@ impl Association {
         state
             .write_message(&payload(incarnation, now), &mut datagram[HEADER..])
             .map_err(|_| Refusal::Malformed)?;
-        let session = Session::new(state, number, false, theirs, now);
+        let session = Session::new(state, number, (theirs, Some(stamp)), now);
         Ok((datagram, self.add(session)))
+    }
+
+    /// The other side has shown that it lives, as this incarnation, and which of its handshakes was its own.
+    fn prove(&mut self, incarnation: u64, stamp: u64) {
+        if self.proven.0 == incarnation {
+            self.proven.1 = self.proven.1.max(stamp);
+            return;
+        }
+        let (before, _) = std::mem::replace(&mut self.proven, (incarnation, stamp));
+        if before != 0 {
+            self.former.truncate(MOST_FORMER - 1);
+            self.former.push_front(before);
+        }
     }
 
     fn add(&mut self, session: Session) -> Vec<KeyChange> {
@@ -492,6 +523,11 @@ impl Association {
             return Err(Refusal::Replayed);
         }
         session.confirmed = true;
+        let (of, stamp) = (session.of, session.stamp);
+        // What was on its way under the keys of one before is no word of its life now.
+        if !self.former.contains(&of) {
+            self.prove(of, stamp);
+        }
         Ok(message)
     }
 
@@ -576,7 +612,7 @@ fn payload(incarnation: u64, stamp: Duration) -> [u8; PAYLOAD] {
     payload
 }
 
-fn initiation(
+pub(super) fn initiation(
     identity: &Identity,
     header: &[u8; HEADER],
     cookie: &[u8],

@@ -310,6 +310,7 @@ pub struct Peering {
     up: usize,
     /// Peers that are not configured, by their address.
     accepted: HashMap<IpAddr, usize>,
+    all_accepted: usize,
     wanted: Wanted,
     /// Changes wait until then to be told.
     flush_at: Option<Duration>,
@@ -411,6 +412,7 @@ impl Peering {
             timers: BTreeSet::new(),
             up: 0,
             accepted: HashMap::new(),
+            all_accepted: 0,
             wanted: Wanted::default(),
             flush_at: None,
             flushed: Duration::ZERO,
@@ -1301,19 +1303,20 @@ impl Peering {
         key: Option<PublicKey>,
         now: Duration,
     ) -> Option<PeerSlot> {
-        let all: usize = self.accepted.values().sum();
-        let here = self.accepted.entry(address.ip()).or_default();
-        if all >= MOST_ACCEPTED || *here >= MOST_ACCEPTED_AT {
+        let here = self.accepted.get(&address.ip()).copied().unwrap_or(0);
+        if self.all_accepted >= MOST_ACCEPTED || here >= MOST_ACCEPTED_AT {
             self.counters.too_many += 1;
             return None;
         }
-        *here += 1;
+        self.accepted.insert(address.ip(), here + 1);
+        self.all_accepted += 1;
         Some(self.insert(PeerConfig::known_by(address, key), false, now))
     }
 
     fn uncount(&mut self, address: IpAddr) {
         if let Some(here) = self.accepted.get_mut(&address) {
             *here -= 1;
+            self.all_accepted -= 1;
             if *here == 0 {
                 self.accepted.remove(&address);
             }

@@ -454,6 +454,28 @@ fn strangers_of_an_accepted_network_do_not_become_thousands_of_peers() {
 }
 
 #[test]
+fn who_is_refused_for_want_of_room_leaves_nothing_behind() {
+    let mut node = accepting(Security::none());
+    let mut ask = |at: u32| {
+        let host = IpAddr::from((0x0a00_0000 + at).to_be_bytes());
+        let mut effects = Effects::default();
+        node.receive(
+            SocketAddr::new(host, 7400),
+            &hello(u64::from(at) + 9),
+            Duration::ZERO,
+            &mut effects,
+        );
+        (node.accepted.len(), node.all_accepted)
+    };
+    for at in 0..MOST_ACCEPTED as u32 {
+        ask(at);
+    }
+    for at in 0..100 {
+        assert_eq!(ask(0x0010_0000 + at), (MOST_ACCEPTED, MOST_ACCEPTED));
+    }
+}
+
+#[test]
 fn without_the_groups_key_nobody_becomes_a_peer_and_no_answer_is_longer_than_the_question() {
     let mut node = accepting(group());
     let from = address(9);
@@ -1572,6 +1594,50 @@ fn whoever_replays_handshakes_of_two_incarnations_has_none_looked_at() {
         assert!(answers.iter().all(|(_, answer)| answer[5] == COOKIE));
     }
     assert_eq!(world.state(0, 1), PeerState::Up);
+}
+
+#[test]
+fn handshakes_of_incarnations_that_are_over_are_not_taken_with_fresh_cookies_either() {
+    let security = |seed: u8| Security {
+        node: Some(own(seed)),
+        ..Security::default()
+    };
+    let mut world = World::with(vec![security(1), security(2)]);
+    for incarnation in [3000, 4000] {
+        world.run(2 * SECOND, |_, _| false);
+        world.restart(1);
+        world.nodes[1].1 = world.node(1, incarnation);
+    }
+    world.run(60 * SECOND, |_, _| false);
+    assert_eq!(world.state(0, 1), PeerState::Up);
+    let recorded = std::mem::take(&mut world.carried).into_iter();
+    let recorded: Vec<_> = recorded
+        .filter(|(from, _, bytes)| *from == 1 && bytes[5] == INITIATE && bytes[16..32] != [0; 16])
+        .map(|(.., bytes)| bytes)
+        .collect();
+    assert!(recorded.len() >= 2, "{}", recorded.len());
+    // The key that its gate is made from is announced in clear.
+    let gate = Identity::of(&security(9), Some(own(1).public())).expect("a key");
+    for _ in 0..3 {
+        for bytes in &recorded {
+            // Not so often that none is looked at for that.
+            world.run(SECOND, |_, _| false);
+            let before = world.counters(0).replayed;
+            let (_, cookie) = world.deliver(address(1), 0, bytes).pop().expect("a cookie");
+            assert_eq!(cookie[5], COOKIE);
+            let (header, cookie) = (bytes.first_chunk().expect("a header"), &cookie[32..]);
+            let (again, _) =
+                association::initiation(&gate, header, cookie, &bytes[32..bytes.len() - 16]);
+            assert!(world.deliver(address(1), 0, &again).is_empty());
+            assert_eq!(world.counters(0).replayed, before + 1);
+        }
+    }
+    // Who is meant begins anew, and is heard.
+    world.restart(1);
+    world.nodes[1].1 = world.node(1, 5000);
+    world.run(5 * SECOND, |_, _| false);
+    assert_eq!(world.state(0, 1), PeerState::Up);
+    assert_eq!(world.state(1, 0), PeerState::Up);
 }
 
 #[test]

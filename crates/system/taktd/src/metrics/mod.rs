@@ -23,7 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use crate::node::Node;
 
 /// Connections and pages that are made at a time: scrapers are few.
-const MOST_CONNECTIONS: usize = 16;
+pub const MOST_CONNECTIONS: usize = 16;
 /// How long a connection may take from beginning to end: as long as Prometheus waits unless told otherwise.
 const SERVED_WITHIN: Duration = Duration::from_secs(10);
 /// After the kernel refuses a connection (no descriptors, for instance): how long until the next try.
