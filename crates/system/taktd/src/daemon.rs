@@ -29,7 +29,7 @@ Signals:
 
 Exit codes:
   0  stopped cleanly; with --check: the configuration is good
-  1  cannot start, or stopped before everything was sent
+  1  cannot start, stopped before everything was sent, or hangs (--watchdog)
   2  wrong arguments
   4  the configuration cannot be read or is at fault
 
@@ -63,6 +63,15 @@ pub struct Options {
     pub config: Option<PathBuf>,
 }
 
+/// Who ends a daemon that hangs.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct Watchdog {
+    /// End with status 1 when a lane or the control thread has not answered for so long, for a supervisor that starts it again
+    /// and is not systemd, whose watchdog (WatchdogSec=) does the same
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    watchdog: Option<u32>,
+}
+
 /// The daemon of a Takt node: applications attach to it by its sockets, and it carries their messages.
 #[derive(clap::Parser)]
 #[command(name = "taktd", version, after_help = HELP)]
@@ -70,6 +79,9 @@ pub struct Arguments {
     /// As `takt run` has them.
     #[command(flatten)]
     pub options: Options,
+    /// As `takt run` has it.
+    #[command(flatten)]
+    pub watchdog: Watchdog,
     /// Check the configuration, print what would run, and exit
     #[arg(long)]
     pub check: bool,
@@ -132,7 +144,7 @@ pub fn check(options: &Options) -> Result<String, DaemonError> {
 ///
 /// # Errors
 /// [`DaemonError`].
-pub fn run(options: &Options) -> Result<(), DaemonError> {
+pub fn run(options: &Options, watchdog: Watchdog) -> Result<(), DaemonError> {
     let settings = Settings::load(options.config.as_deref())?;
     let log = LogLevel::install(&settings.file.log);
     raise_descriptor_limit();
@@ -144,7 +156,7 @@ pub fn run(options: &Options) -> Result<(), DaemonError> {
         // Scrapes of metrics take nobody else's turn.
         .max_blocking_threads(MOST_CALLS + MOST_CONNECTIONS)
         .build()?
-        .block_on(serve(settings, options.config.clone(), log))
+        .block_on(serve(settings, options.config.clone(), log, watchdog))
 }
 
 /// Makes the user's own directory for sockets where that is where they are, and says so.
@@ -191,7 +203,9 @@ async fn serve(
     settings: Settings,
     file: Option<PathBuf>,
     log: LogLevel,
+    Watchdog { watchdog }: Watchdog,
 ) -> Result<(), DaemonError> {
+    let watchdog = watchdog.map(|seconds| Duration::from_secs(seconds.into()));
     // Before anything is there that a signal could leave behind.
     let mut signals = Signals::new()?;
     let (socket, mode) = settings.admin.clone();
@@ -223,7 +237,7 @@ async fn serve(
     greet(&node, &socket);
     tell(&[NotifyState::Ready, NotifyState::Status("ready")]);
 
-    let ended = begin_heartbeat(node.handle().clone())?;
+    let ended = begin_heartbeat(node.handle().clone(), watchdog)?;
     let outcome = tokio::select! {
         _ = ended => Err(DaemonError::ControlEnded),
         outcome = attend(&node, &mut signals) => outcome,
@@ -285,30 +299,47 @@ fn drain(handle: RuntimeHandle, within: Duration) -> std::io::Result<oneshot::Re
 
 /// Begins to ask the control thread and the lanes whether they are at work, in a thread of its own, which waits for no other
 /// caller of theirs: the receiver is told when there is no control thread any more.
-fn begin_heartbeat(handle: RuntimeHandle) -> std::io::Result<oneshot::Receiver<()>> {
+fn begin_heartbeat(
+    handle: RuntimeHandle,
+    watchdog: Option<Duration>,
+) -> std::io::Result<oneshot::Receiver<()>> {
     let (alive, ended) = oneshot::channel();
     std::thread::Builder::new()
         .name("taktd-heartbeat".into())
         .spawn(move || {
-            heartbeat(&handle);
+            heartbeat(&handle, watchdog);
             drop(alive);
         })?;
     Ok(ended)
 }
 
-/// Asks them again and again. Tells systemd's watchdog as long as all of them answer; ends when there is no control thread any
-/// more.
-fn heartbeat(handle: &RuntimeHandle) {
-    let watchdog = sd_notify::watchdog_enabled();
+/// Asks them again and again. Tells systemd's watchdog as long as all of them answer, and ends the process when they have not for
+/// `watchdog`; ends when there is no control thread any more.
+fn heartbeat(handle: &RuntimeHandle, watchdog: Option<Duration>) {
+    let of_systemd = sd_notify::watchdog_enabled();
     // An answer may take as long again.
-    let every = watchdog.map_or(HEARTBEAT, |every| every / 3);
+    let every = of_systemd.into_iter().chain(watchdog).min();
+    let every = every.map_or(HEARTBEAT, |within| within / 3);
+    let mut silent_for = Duration::ZERO;
     loop {
         let began = Instant::now();
         match handle.heartbeat(every) {
-            Ok(()) if watchdog.is_some() => tell(&[NotifyState::Watchdog]),
-            Ok(()) => {}
+            Ok(()) => {
+                silent_for = Duration::ZERO;
+                if of_systemd.is_some() {
+                    tell(&[NotifyState::Watchdog]);
+                }
+            }
             Err(Unresponsive::Stopped(_)) => return,
-            Err(silent) => tracing::error!(reason = %silent, "the runtime hangs"),
+            Err(silent) => {
+                tracing::error!(reason = %silent, "the runtime hangs");
+                // Not by the clock: this process may have been stopped meanwhile.
+                silent_for += every;
+                if watchdog.is_some_and(|watchdog| silent_for >= watchdog) {
+                    tracing::error!("ending, so that it is started again (--watchdog)");
+                    std::process::exit(1);
+                }
+            }
         }
         std::thread::sleep(every.saturating_sub(began.elapsed()));
     }

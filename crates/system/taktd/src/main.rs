@@ -10,7 +10,7 @@ fn main() -> ExitCode {
     let result = if arguments.check {
         daemon::check(&arguments.options).map(|outline| print!("{outline}"))
     } else {
-        daemon::run(&arguments.options)
+        daemon::run(&arguments.options, arguments.watchdog)
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

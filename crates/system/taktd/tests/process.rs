@@ -2,8 +2,10 @@
 
 mod support;
 
+use std::io::BufRead;
 use std::net::UdpSocket;
 use std::path::Path;
+use std::process::Command;
 
 use support::{Daemon, LISTENER, command, configuration, taktd};
 use takt::{ChannelId, Error, Qos, Wait};
@@ -198,6 +200,51 @@ fn a_drain_whose_time_is_over_before_everything_is_sent_says_so() {
     let (code, log, _directory) = daemon.end();
     assert_eq!(code, Some(1), "{log}");
     assert!(log.contains("before everything was sent"), "{log}");
+}
+
+/// Stops one thread of a process by ptrace(2), tells so, and waits for its end.
+const HANG: &str = r#"
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+SEIZE, INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
+pid, name = sys.argv[1:]
+tasks = f"/proc/{pid}/task"
+(task,) = [int(t) for t in os.listdir(tasks) if open(f"{tasks}/{t}/comm").read() == name + "\n"]
+for request in (SEIZE, INTERRUPT):
+    if libc.ptrace(ctypes.c_long(request), ctypes.c_long(task), None, None) != 0:
+        sys.exit(os.strerror(ctypes.get_errno()))
+while os.WIFSTOPPED(os.waitpid(task, WALL)[1]):
+    print("stopped", flush=True)
+"#;
+
+#[test]
+fn a_daemon_with_a_watchdog_ends_when_a_lane_or_the_control_thread_hangs() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: stopping a thread of another process needs root");
+        return;
+    }
+    for thread in ["takt-lane-0", "takt-control"] {
+        let daemon = Daemon::start(LISTENER);
+        daemon.signal(SIGTERM);
+        let (_, _, directory) = daemon.end();
+        let mut watched = command(&directory);
+        watched.args(["--watchdog", "1"]);
+        let mut child = watched
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .expect("the daemon");
+        let mut lines = std::io::BufReader::new(child.stderr.take().expect("piped")).lines();
+        let mut said = |what: &str| lines.any(|line| line.is_ok_and(|line| line.contains(what)));
+        assert!(said("ready"));
+        let mut hang = Command::new("python3")
+            .args(["-c", HANG, &child.id().to_string(), thread])
+            .spawn()
+            .expect("python3");
+        assert!(said("the runtime hangs"), "{thread}");
+        assert!(said("(--watchdog)"), "{thread}");
+        assert!(hang.wait().expect("an end").success());
+        assert_eq!(child.wait().expect("an end").code(), Some(1), "{thread}");
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `takt run` and `takt check`: the daemon, as `taktd` is it.
 
 use clap::Args;
-use taktd::daemon::{self, Options};
+use taktd::daemon::{self, Options, Watchdog};
 
 use crate::failure::Failure;
 use crate::output::print;
@@ -21,11 +21,13 @@ Examples:
 pub struct Run {
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    watchdog: Watchdog,
 }
 
 impl Run {
     pub fn run(self) -> Result<(), Failure> {
-        Ok(daemon::run(&self.options)?)
+        Ok(daemon::run(&self.options, self.watchdog)?)
     }
 }
 
