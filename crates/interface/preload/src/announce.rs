@@ -26,6 +26,7 @@ static HARDWARE: AtomicBool = AtomicBool::new(false);
 
 /// Reads the environment.
 pub fn start() {
+    real::note_standard_error();
     let value = std::env::var_os(MODE_VARIABLE).unwrap_or_default();
     let mode = match &*value.to_string_lossy() {
         "" | "on" => Mode::Wanted,

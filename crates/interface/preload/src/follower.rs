@@ -111,7 +111,9 @@ fn run() {
             Some(open) => open.wait(wait),
             None => {
                 kernel::pause(i64::from(wait) * 1_000_000);
-                Ok(false)
+                // There was no descriptor for it, perhaps. What has changed meanwhile nobody says again.
+                news = News::open().ok();
+                Ok(news.is_some())
             }
         };
         age = match changed {

@@ -232,6 +232,30 @@ pub fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Runs `write` so that a pipe or connection without a reader is an error of its alone: no SIGPIPE reaches the program.
+pub fn without_broken_pipe(write: impl FnOnce() -> libc::ssize_t) {
+    let mut broken = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut former = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut waiting = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the sets are written by the calls before they are read; no time is waited.
+    unsafe {
+        libc::sigemptyset(broken.as_mut_ptr());
+        libc::sigaddset(broken.as_mut_ptr(), libc::SIGPIPE);
+        libc::sigemptyset(waiting.as_mut_ptr());
+        libc::sigpending(waiting.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, broken.as_ptr(), former.as_mut_ptr());
+        let was_waiting = libc::sigismember(waiting.as_ptr(), libc::SIGPIPE) == 1;
+        if write() < 0 && !was_waiting {
+            let now = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            libc::sigtimedwait(broken.as_ptr(), std::ptr::null_mut(), &now);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, former.as_ptr(), std::ptr::null_mut());
+    }
+}
+
 /// Whether a descriptor becomes readable within so many milliseconds.
 ///
 /// # Errors

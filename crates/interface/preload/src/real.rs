@@ -7,6 +7,8 @@
 
 use std::arch::asm;
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use std::mem::MaybeUninit;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
@@ -317,20 +319,56 @@ functions! {
     __chk_fail() -> (), or libc::abort();
 }
 
-/// Says on standard error, without anything of the program's.
-pub fn say(text: &str) {
-    // SAFETY: the bytes are there for the call.
-    unsafe { write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+/// Which file standard error was at the start: device and number.
+static STANDARD_ERROR: OnceLock<(u64, u64)> = OnceLock::new();
+
+fn standard_error() -> Option<(u64, u64)> {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: written if the call succeeds, and read only then.
+    let status = unsafe {
+        if libc::fstat(libc::STDERR_FILENO, status.as_mut_ptr()) != 0 {
+            return None;
+        }
+        status.assume_init()
+    };
+    Some((status.st_dev, status.st_ino))
 }
 
-/// The same in one piece, where no memory may be allocated.
+/// Notes what standard error is: whatever else gets its number later is the program's own.
+pub fn note_standard_error() {
+    if let Some(file) = standard_error() {
+        let _ = STANDARD_ERROR.set(file);
+    }
+}
+
+/// Says on standard error, without anything of the program's.
+pub fn say(text: &str) {
+    say_parts([text.as_bytes()]);
+}
+
+/// The same in one piece, where no memory may be allocated. Nothing where standard error is another file than at the start, or has
+/// no room now; and nobody's death if it has no reader any more.
 pub fn say_parts<const N: usize>(parts: [&[u8]; N]) {
+    if standard_error().is_none_or(|now| STANDARD_ERROR.get() != Some(&now)) {
+        return;
+    }
+    let mut entry = libc::pollfd {
+        fd: libc::STDERR_FILENO,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: one entry.
+    if unsafe { poll(&mut entry, 1, 0) } != 1 || entry.revents & libc::POLLOUT == 0 {
+        return;
+    }
     let parts = parts.map(|part| iovec {
         iov_base: part.as_ptr().cast_mut().cast(),
         iov_len: part.len(),
     });
-    // SAFETY: the parts are there for the call.
-    unsafe { writev(libc::STDERR_FILENO, parts.as_ptr(), N as c_int) };
+    crate::kernel::without_broken_pipe(|| {
+        // SAFETY: the parts are there for the call.
+        unsafe { writev(libc::STDERR_FILENO, parts.as_ptr(), N as c_int) }
+    });
 }
 
 /// The name of this program.

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use takt::{
-    Endpoint, Error, FrameBuffer, FrameOptions, FrameSource, Outcome, Qos, Session, SourceOptions,
-    Stream, TaiTime, Token,
+    Endpoint, Error, ErrorCode, FrameBuffer, FrameOptions, FrameSource, Outcome, Qos, Session,
+    SourceOptions, Stream, TaiTime, Token,
 };
 
 use crate::kernel;
@@ -67,6 +67,8 @@ pub enum Refusal {
     TooLong,
     /// The runtime is gone; it may come back by itself.
     Away,
+    /// The runtime does not answer this question now, since too many wait, or has no room.
+    Busy,
     /// This source is of no use any more.
     Over,
 }
@@ -77,6 +79,12 @@ impl From<Error> for Refusal {
             Error::WouldBlock => Self::Full,
             Error::TooLarge { .. } => Self::TooLong,
             Error::Disconnected | Error::TimedOut => Self::Away,
+            Error::Refused(failure)
+                if matches!(failure.code, ErrorCode::Limit | ErrorCode::NoMemory) =>
+            {
+                Reason::Runtime.tell(|| failure.to_string());
+                Self::Busy
+            }
             error => {
                 Reason::Runtime.tell(|| error.to_string());
                 Self::Over

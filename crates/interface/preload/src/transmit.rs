@@ -801,6 +801,8 @@ fn refused(socket: &Socket, state: &mut State, refusal: Refusal) -> Obstacle {
                 .tell(|| "the runtime of this node went away, until it is back".to_string());
             Obstacle::Unserved(Reason::Runtime)
         }
+        // What is on its way is so still.
+        Refusal::Busy => Obstacle::Unserved(Reason::Runtime),
         Refusal::Over => {
             // What it was to tell, it tells no more.
             state.source = None;

@@ -1,5 +1,7 @@
 //! Datagrams without a launch time that are snapped to a cycle (`takt preload --grid`).
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
 use takt::TaiTime;
@@ -116,10 +118,70 @@ fn what_no_rule_is_for_is_the_kernels() {
     assert_eq!(site.sent(), 2);
     // What is no rule is told of, and nothing is snapped.
     let mut command = publisher(&site, &to, PORT, 1, "send");
+    command.env("TAKT_PRELOAD", "on");
     let (_, err) = ended_well(command.env("TAKT_PRELOAD_GRID", "1").output());
     assert!(err.contains("no time with a unit"), "{err}");
     listener.next();
     assert_eq!(site.sent(), 2);
+    // Where the runtime is required, nothing begins that would send it at once.
+    for text in [OsStr::new("1"), OsStr::from_bytes(b"1ms,\xff")] {
+        let mut command = publisher(&site, &to, PORT, 1, "send");
+        let output = command
+            .env("TAKT_PRELOAD_GRID", text)
+            .output()
+            .expect("a program");
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(78), "{err}");
+        assert!(err.contains("TAKT_PRELOAD_GRID"), "{err}");
+    }
+    let mut command = publisher(&site, &to, PORT, 1, "send");
+    ended_well(command.env("TAKT_PRELOAD_GRID", "1ms").output());
+    let (payload, _) = listener.next();
+    assert_eq!(payload[..8], 0i64.to_ne_bytes(), "nothing came before it");
+    assert_eq!(site.sent(), 3);
+}
+
+#[test]
+fn words_on_standard_error_end_no_program_and_reach_nobody_elses_descriptor() {
+    const DEFAULT_SIGNALS: &str = "import runpy, signal, sys; signal.signal(signal.SIGPIPE, signal.SIG_DFL); \
+         sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')";
+    let site = Site::without_daemon();
+    let listener = Listener::new(site.there());
+    let to = site.addresses()[0].to_string();
+    let sends = |shell: &str| {
+        let mut command = site.command("sh");
+        command
+            .args(["-c", shell, "sh", "python3", "-c", DEFAULT_SIGNALS])
+            .arg(script("publisher.py"))
+            .args([&*to, &PORT.to_string(), "1", "send"])
+            .env("TAKT_PRELOAD_GRID", "now");
+        command
+    };
+    // A reader that has gone: there is no runtime, which is said.
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let status = sends("exec \"$@\"")
+        .stderr(writer)
+        .status()
+        .expect("a program");
+    assert!(status.success(), "{status}");
+    let (payload, _) = listener.next();
+    assert_eq!(payload[..8], 0i64.to_ne_bytes());
+    // Closed: its socket gets that number.
+    let status = sends("exec \"$@\" 2>&-").status().expect("a program");
+    assert!(status.success(), "{status}");
+    let (payload, _) = listener.next();
+    assert_eq!(
+        payload[..8],
+        0i64.to_ne_bytes(),
+        "{}",
+        String::from_utf8_lossy(&payload)
+    );
+    assert!(
+        listener.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&listener.next().0)
+    );
 }
 
 #[test]
