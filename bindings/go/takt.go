@@ -175,6 +175,9 @@ const (
 type Stream struct{ stream *C.takt_stream }
 
 func (qos QoS) reliability() C.int {
+	if qos.Latest && qos.Reliable {
+		return -1 // neither: it is refused by name
+	}
 	if qos.Latest {
 		return C.TAKT_LATEST
 	}

@@ -315,6 +315,9 @@ func TestTheNewestAlone(t *testing.T) {
 	session, err := takt.Open(takt.Options{Name: "go test"})
 	session = must(t, session, err)
 	t.Cleanup(func() { _ = session.Close() })
+	if _, err := session.Stream(takt.QoS{Latest: true, Reliable: true}); err == nil {
+		t.Error("the newest alone, and every message: one of both is given up without a word")
+	}
 	stream, err := session.Stream(takt.QoS{Latest: true})
 	stream = must(t, stream, err)
 	source, err := stream.Source(22, 0)

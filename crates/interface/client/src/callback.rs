@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use takt_session::{ChannelId, Failure};
+use takt_session::{ChannelId, ErrorCode, Failure};
 
 use crate::error::Error;
 use crate::owner::StreamCore;
@@ -23,6 +23,21 @@ pub struct CallbackSink {
     stream: Arc<StreamCore>,
 }
 
+/// Says that no message comes any more when the function that takes them panics.
+struct TellPanic(Arc<Mutex<Option<Failure>>>);
+
+impl Drop for TellPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let failure = Failure::new(
+                ErrorCode::Closed,
+                "the function that takes messages panicked",
+            );
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+        }
+    }
+}
+
 impl CallbackSink {
     pub(crate) fn start(
         sink: Sink,
@@ -34,6 +49,7 @@ impl CallbackSink {
         let told = failure.clone();
         let closed = waker.clone();
         let body = move || {
+            let _told = TellPanic(told.clone());
             // What has come by then is nobody's: the function may have taken leave of what it works on.
             while !closed.is_closed() {
                 match sink.consume(Wait::Forever) {

@@ -433,7 +433,10 @@ impl Reader {
     /// Slices that were sent and will not come.
     fn lost(&self) -> u64 {
         let of = self.slices.counters().channels;
-        of.lost + of.lost_at_disconnect + of.dropped_full + of.dropped_memory
+        // What sources of a trust domain say is anything.
+        [of.lost_at_disconnect, of.dropped_full, of.dropped_memory]
+            .into_iter()
+            .fold(of.lost, u64::saturating_add)
     }
 
     /// Shows what was counted.

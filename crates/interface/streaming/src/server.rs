@@ -83,10 +83,29 @@ pub struct Server {
     slice: u32,
     /// Frames begun: the number of the next.
     frames: u64,
-    /// When the next frame may begin: behind the launch times of all slices that were sent.
-    free: Option<TaiTime>,
+    free: Free,
     /// It waits for slow clients.
     reliable: bool,
+}
+
+/// When the next frame may begin.
+#[derive(Debug, Default)]
+struct Free {
+    /// Behind the launch times of all slices that were sent.
+    at: Option<TaiTime>,
+    /// When it was last asked for, by which it shows that the clock was stepped back.
+    asked: Option<TaiTime>,
+}
+
+impl Free {
+    /// If it is `now`. What was sent by a clock that was stepped back meanwhile holds nothing up.
+    fn next(&mut self, now: TaiTime) -> TaiTime {
+        if self.asked.replace(now).is_some_and(|before| now < before) {
+            self.at = None;
+        }
+        let soonest = now.saturating_add_nanos(LEAD.as_nanos() as i64);
+        self.at.map_or(soonest, |free| free.max(soonest))
+    }
 }
 
 impl Server {
@@ -141,7 +160,7 @@ impl Server {
             asked_slice: options.slice,
             slice,
             frames: 0,
-            free: None,
+            free: Free::default(),
             reliable: matches!(options.qos.reliability, Reliability::Reliable { .. }),
         })
     }
@@ -265,7 +284,7 @@ impl Server {
                         first.saturating_add_nanos(after as i64)
                     };
                     let sent = self.publisher.fill_at(len, launch(index), wait, write)?;
-                    self.free = Some(launch(index + 1));
+                    self.free.at = Some(launch(index + 1));
                     sent
                 }
                 None if index + 1 < slices => self.publisher.fill_more(len, wait, write)?,
@@ -276,14 +295,12 @@ impl Server {
     }
 
     /// When the first slice of the next frame is to be sent, and over how long all of them.
-    fn launches(&self) -> Option<(TaiTime, Duration)> {
+    fn launches(&mut self) -> Option<(TaiTime, Duration)> {
         if self.pace == Pace::Burst {
             return None;
         }
         let spread = self.period * SPREAD.0 / SPREAD.1;
-        let soonest = crate::now().saturating_add_nanos(LEAD.as_nanos() as i64);
-        let first = self.free.map_or(soonest, |free| free.max(soonest));
-        Some((first, spread))
+        Some((self.free.next(crate::now()), spread))
     }
 }
 
@@ -294,7 +311,7 @@ impl Drop for Server {
             slice::write(&end, memory);
         };
         // Behind the last slice.
-        let launch = self.free;
+        let launch = self.free.at;
         let kept = self.publisher.fill_reserved(slice::BYTES, launch, write);
         if !kept.is_err_and(|error| error.is_would_block()) {
             return;
@@ -372,6 +389,19 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_is_stepped_back_holds_up_no_frame() {
+        let second = 1_000_000_000;
+        let at = |seconds: i64| TaiTime::from_nanos(seconds * second);
+        let soon = |seconds: i64| at(seconds).saturating_add_nanos(LEAD.as_nanos() as i64);
+        let mut free = Free::default();
+        assert_eq!(free.next(at(7200)), soon(7200));
+        free.at = Some(at(7201));
+        assert_eq!(free.next(at(7200)), at(7201), "behind those before it");
+        assert_eq!(free.next(at(3600)), soon(3600));
+        assert_eq!(free.next(at(3601)), soon(3601));
+    }
+
+    #[test]
     fn frames_of_which_nothing_was_sent_do_not_put_off_those_that_follow() {
         let format = Format::picture(Pixels::Rgb, 64, 48).expect("a format");
         let qos = Qos::slow().with_reliability(Reliability::Reliable {
@@ -382,12 +412,12 @@ mod tests {
         // All memory but that for the end is with the reader.
         let _ = server.send(&vec![0; format.bytes()], Wait::Never);
         let held = slices.take(PATIENCE).expect("a slice");
-        let free = server.free;
+        let free = server.free.at;
         for _ in 0..200 {
             let refused = server.send(&vec![0; format.bytes()], Wait::Never);
             assert!(refused.expect_err("no memory").is_would_block());
         }
-        assert_eq!(server.free, free);
+        assert_eq!(server.free.at, free);
         drop(held);
     }
 

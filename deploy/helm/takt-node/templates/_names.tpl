@@ -94,7 +94,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- fail (printf "taktd.enabled is false, and was true: all pods would be without their runtime at once. Have the agents take away first what it serves: the steps of docs/how-to/time-sensitive-pods.md#uninstall as far as kubectl rollout status daemonset/%s, with taktd.enabled=true; then set taktd.enabled=false and uninstall=false" .Release.Name) }}
 {{- end }}
 {{- if not .Values.network.enabled }}
-{{- fail (printf "network.enabled is false, and was true: pods that have launch times would be left without them, and the kubelet could not end those with gate time. Have the agents take away what is the network's first: the steps of docs/how-to/time-sensitive-pods.md#uninstall as far as kubectl rollout status daemonset/%s, with network.enabled=true; then set network.enabled=false, network.objects=false and uninstall=false" .Release.Name) }}
+{{- fail (printf "network.enabled is false, and was true: pods that have launch times would be left without them, and the kubelet could not end those with gate time. Have the agents take away what is the network's first: the steps of docs/how-to/time-sensitive-pods.md#uninstall as far as kubectl rollout status daemonset/%s, with network.enabled=true; then set taktd.enabled=false, network.enabled=false, network.objects=false and uninstall=false" .Release.Name) }}
 {{- end }}
 {{- if and $had.objects (not .Values.network.objects) }}
 {{- range $kind := list "TaktNetwork" "GateSchedule" }}

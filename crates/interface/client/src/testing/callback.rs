@@ -34,6 +34,20 @@ fn every_message_reaches_the_function_and_is_released_when_it_returns() {
 }
 
 #[test]
+fn a_function_that_panics_is_told_of() {
+    let peer = Peer::start();
+    let session = peer.session();
+    let stream = session.stream(Qos::default()).expect("stream");
+    let sink = stream
+        .sink_callback(CHANNEL, |_| panic!("as a test wants it"))
+        .expect("sink");
+    let source = stream.source(CHANNEL).expect("source");
+    emit(&source, b"x").expect("emit");
+    let failure = settle(|| sink.failure());
+    assert!(failure.to_string().contains("panicked"), "{failure}");
+}
+
+#[test]
 fn dropping_it_while_it_sleeps_or_waits_for_the_runtime_does_not_hang() {
     let peer = Peer::start();
     let session = peer.session();
