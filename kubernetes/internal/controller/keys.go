@@ -121,13 +121,17 @@ func (w *World) past(at metav1.Time) metav1.Time {
 	return at
 }
 
-// keySince is since when a node is seen with its key, as its clock said. What is to come is of a clock that was ahead, and may be for ever:
-// then the key counts as old as the node's object is, or as what became of its last change.
+// keySince is since when a node is seen with its key, as its clock said. A clock that was ahead by less than keys become old is waited for:
+// the key counts as new. By more, it may be for ever: then the key counts as old as the node's object is, or as what became of its last change.
 func (w *World) keySince(member *network.TaktNode) time.Time {
-	if since := member.Status.Runtime.KeySince.Time; !since.After(w.Now) {
+	since := member.Status.Runtime.KeySince.Time
+	if !since.After(w.Now) {
 		return since
 	}
-	since := w.past(member.CreationTimestamp).Time
+	if since.Sub(w.Now) <= w.KeyRotation {
+		return w.Now
+	}
+	since = w.past(member.CreationTimestamp).Time
 	if had := member.Spec.KeyRotation; had != nil {
 		since = latest(since, w.past(had.Since).Time)
 	}

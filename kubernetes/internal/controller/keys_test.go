@@ -249,6 +249,17 @@ func TestAClockThatWasAheadHoldsUpNoChange(t *testing.T) {
 	}
 }
 
+// A node's clock that is a little ahead of the controller's makes no key old, however old the node is.
+func TestAKeyOfAClockThatIsALittleAheadIsNew(t *testing.T) {
+	w := keyed("node-1")
+	one, ahead := w.of("node-1"), metav1.NewTime(w.Now.Add(2*time.Second))
+	one.CreationTimestamp = metav1.NewTime(w.Now.Add(-60 * 24 * time.Hour))
+	one.Status.Runtime.KeySince = &ahead
+	if w.next(); one.Spec.KeyRotation != nil {
+		t.Errorf("its key is changed: %+v", one.Spec.KeyRotation)
+	}
+}
+
 // A clock that stays ahead keeps no node's key for ever: it has its turn as often as others, and no more.
 func TestAKeyGrowsOldWhateverTheNodesClockSays(t *testing.T) {
 	w := keyed("node-1", "node-2")
