@@ -1,4 +1,5 @@
-// Command takt-install puts what the image of taktd has for the node there: takt-install FROM TO. The image has no shell.
+// Command takt-install puts what the image of taktd has for the node there: takt-install [-missing] FROM TO. The image has no shell.
+// With -missing nothing is done where all of it is there, of whatever version.
 package main
 
 import (
@@ -9,11 +10,23 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: takt-install FROM TO")
+	args := os.Args[1:]
+	missing := len(args) > 0 && args[0] == "-missing"
+	if missing {
+		args = args[1:]
+	}
+	if len(args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: takt-install [-missing] FROM TO")
 		os.Exit(2)
 	}
-	if err := install.Directory(os.Args[1], os.Args[2]); err != nil {
+	needed, err := true, error(nil)
+	if missing {
+		needed, err = install.Lacks(args[0], args[1])
+	}
+	if err == nil && needed {
+		err = install.Directory(args[0], args[1])
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "takt-install:", err)
 		os.Exit(1)
 	}

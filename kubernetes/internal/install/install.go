@@ -57,6 +57,23 @@ func same(one, two string) bool {
 	return err == nil && bytes.Equal(a, b)
 }
 
+// Lacks says that a directory has not all files of another one, by name.
+func Lacks(from, to string) (lacks bool, err error) {
+	err = filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		if _, err := os.Lstat(filepath.Join(to, path[len(from):])); errors.Is(err, fs.ErrNotExist) {
+			lacks = true
+			return fs.SkipAll
+		} else if err != nil {
+			return err
+		}
+		return nil
+	})
+	return lacks, err
+}
+
 // Directory makes a directory hold the files of another one, each as by File, and no others. What an ended one has begun goes, too.
 func Directory(from, to string) error {
 	err := filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {

@@ -33,6 +33,9 @@ func TestADirectoryBecomesWhatTheImageHasAndWhatIsInUseStays(t *testing.T) {
 	// An earlier version's, and what an ended one has begun.
 	write(t, filepath.Join(to, "takt-preload", "old", "libtakt_preload.so"), "older")
 	write(t, filepath.Join(to, ".takt-123"), "half")
+	if lacks, err := Lacks(from, to); err != nil || !lacks {
+		t.Errorf("before, it lacks nothing: %v", err)
+	}
 	if err := Directory(from, to); err != nil {
 		t.Fatal(err)
 	}
@@ -47,6 +50,10 @@ func TestADirectoryBecomesWhatTheImageHasAndWhatIsInUseStays(t *testing.T) {
 		if _, err := os.Lstat(filepath.Join(to, gone)); !os.IsNotExist(err) {
 			t.Errorf("%s is still there: %v", gone, err)
 		}
+	}
+
+	if lacks, err := Lacks(from, to); err != nil || lacks {
+		t.Errorf("it lacks something: %v", err)
 	}
 
 	// A container has the file open: it goes on with what it has, and what has not changed is the very same file.

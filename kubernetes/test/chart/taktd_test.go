@@ -66,7 +66,7 @@ func TestTheNodesRuntimeIsThereWithOneSwitch(t *testing.T) {
 		}
 	}
 	// takt-cni has listeners kept over a restart, which takes a state that outlives the pod.
-	if env, mounts := pod.Containers[0].Env, pod.Containers[0].VolumeMounts; len(env) != 1 || env[0].Name != "STATE_DIRECTORY" ||
+	if env, mounts := pod.Containers[0].Env, pod.Containers[0].VolumeMounts; len(env) != 3 || env[0].Name != "STATE_DIRECTORY" ||
 		!slices.ContainsFunc(mounts, func(m corev1.VolumeMount) bool { return m.MountPath == env[0].Value }) {
 		t.Errorf("its state is %+v of %+v", env, mounts)
 	}
@@ -144,6 +144,36 @@ func TestTheRuntimeStaysWhileAgentsUninstall(t *testing.T) {
 	values["uninstall"] = false
 	if kind := named[*appsv1.DaemonSet](t, mustRender(t, values), "takt-node-taktd").Spec.UpdateStrategy.Type; kind != appsv1.RollingUpdateDaemonSetStrategyType {
 		t.Errorf("else it is replaced %s", kind)
+	}
+}
+
+// Agents that uninstalled have taken away what it brought; those that follow bring it back, of its image.
+func TestAnUninstallThatIsTakenBackBringsBackWhatContainersNeed(t *testing.T) {
+	values := withTaktd(nil)
+	all := mustRender(t, values)
+	brings := named[*appsv1.DaemonSet](t, all, "takt-node-taktd").Spec.Template.Spec.InitContainers[0]
+	agents := named[*appsv1.DaemonSet](t, all, "takt-node").Spec.Template.Spec.InitContainers
+	if len(agents) != 1 || agents[0].Image != brings.Image || !slices.Equal(agents[0].Command, slices.Insert(slices.Clone(brings.Command), 1, "-missing")) {
+		t.Errorf("agents bring %+v", agents)
+	}
+	values["uninstall"] = true
+	if agents := named[*appsv1.DaemonSet](t, mustRender(t, values), "takt-node").Spec.Template.Spec.InitContainers; len(agents) > 0 {
+		t.Errorf("agents that uninstall bring %+v", agents)
+	}
+}
+
+func TestAnotherDirectoryOfSocketsIsAlsoTaktds(t *testing.T) {
+	values := withTaktd(map[string]any{"configuration": "  # indented\n" + taktdConfiguration})
+	values["hostPaths"] = map[string]any{"takt": "/srv/takt"}
+	all := mustRender(t, values)
+	env := named[*appsv1.DaemonSet](t, all, "takt-node-taktd").Spec.Template.Spec.Containers[0].Env
+	for name, want := range map[string]string{"TAKT_ADMIN_SOCKET": "/srv/takt/admin.sock", "TAKT_SOCKET": "/srv/takt/takt.sock"} {
+		if !slices.Contains(env, corev1.EnvVar{Name: name, Value: want}) {
+			t.Errorf("%s is not %s: %v", name, want, env)
+		}
+	}
+	if text := named[*corev1.ConfigMap](t, all, "takt-node-taktd").Data["takt.toml"]; text != "  # indented\n"+taktdConfiguration {
+		t.Errorf("taktd reads %q", text)
 	}
 }
 
