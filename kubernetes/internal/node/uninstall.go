@@ -30,7 +30,17 @@ import (
 const uninstallAgain = 2 * time.Second
 
 // broughtByTaktd is the directory beside the gate with what the chart's taktd brings for containers and for veths.
-const broughtByTaktd = "runtime"
+const broughtByTaktd = "takt-runtime"
+
+// brought is that directory, where containers get what the chart's taktd has brought; empty where they get it from packages: what has its name
+// then is somebody else's.
+func (c *Config) brought() string {
+	directory := filepath.Join(filepath.Dir(c.Gate), broughtByTaktd)
+	if c.Network == nil || !strings.HasPrefix(c.Network.Preload, directory+"/") {
+		return ""
+	}
+	return directory
+}
 
 // drivers are the agent's.
 var drivers = []string{reservation.Driver, reservation.NetworkDriver}
@@ -99,8 +109,11 @@ func (n *Node) uninstall(ctx context.Context, leaving *leaving) error {
 		return errSettling
 	}
 	leaving.stop()
-	mistakes := []error{remove(networkCDIFile(n.config.CDIDirectory), n.config.Gate, filepath.Join(filepath.Dir(n.config.Gate), broughtByTaktd)), n.backend.Close()}
+	mistakes := []error{remove(networkCDIFile(n.config.CDIDirectory), n.config.Gate), n.backend.Close()}
 	if n.config.Network != nil {
+		if brought := n.config.brought(); brought != "" {
+			mistakes = append(mistakes, remove(brought))
+		}
 		n.veths.keep(ctx, nil)
 		mistakes = append(mistakes, n.removeVethGroups(), n.leaveTaktd(ctx), remove(filepath.Join(n.config.Network.Plugins, "takt-cni"), n.config.Network.Sockets))
 	}

@@ -59,7 +59,8 @@ func TestUninstallingLeavesNothingOfTheAgentAndAllOfOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	brought := filepath.Join(filepath.Dir(s.config.Gate), "runtime", "takt-preload")
+	brought := filepath.Join(filepath.Dir(s.config.Gate), broughtByTaktd, "takt-preload")
+	s.config.Network.Preload = filepath.Join(brought, "libtakt_preload.so")
 	if err := os.MkdirAll(brought, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -371,5 +372,21 @@ func TestUninstallingWaitsForTheAPIServerAsLongForEachPod(t *testing.T) {
 		if !until[at].After(until[at-1]) {
 			t.Fatalf("pod %d has no more time than the one before", at)
 		}
+	}
+}
+
+func TestOnlyWhatTheChartsTaktdHasBroughtIsTakenAway(t *testing.T) {
+	for preload, want := range map[string]string{
+		"/opt/takt-runtime/takt-preload":                "/opt/takt-runtime",
+		"/opt/takt-runtime-of-others/takt-preload":      "",
+		"/usr/lib/x86_64-linux-gnu/takt-preload/lib.so": "",
+	} {
+		c := Config{Gate: "/opt/takt-gate", Network: &NetworkConfig{Preload: preload}}
+		if got := c.brought(); got != want {
+			t.Errorf("of %s it is %q", preload, got)
+		}
+	}
+	if got := (&Config{Gate: "/opt/takt-gate"}).brought(); got != "" {
+		t.Errorf("without networks it is %q", got)
 	}
 }

@@ -17,7 +17,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{/* Where the release's taktd brings what its node has for containers and veths: beside takt-gate, with which the agent takes it away. */}}
 {{- define "takt-node.brought" -}}
-{{ .Values.hostPaths.gate }}/runtime
+{{ .Values.hostPaths.gate }}/takt-runtime
 {{- end }}
 
 {{/* Cluster-wide names carry the release's namespace and name, so that two releases do not meet. */}}
