@@ -250,7 +250,12 @@ pub(crate) fn attach(shared: &Shared, socket: OwnedFd) -> Result<(), Error> {
     let comes_back = options.reconnect && options.path.is_some();
     let before = shared.lock().number;
     attachment.tell_before(before);
-    attachment.tell_abilities(SAYS_BEFORE | if comes_back { COMES_BACK } else { 0 });
+    // An application that opens another session by hand does not know which one it was.
+    let says_before = match comes_back || before != 0 {
+        true => SAYS_BEFORE,
+        false => 0,
+    };
+    attachment.tell_abilities(says_before | if comes_back { COMES_BACK } else { 0 });
     dialogue.attachment = Some(attachment.clone());
 
     let mut streams = Vec::new();

@@ -111,6 +111,8 @@ pub struct OtherTraffic {
     claims: BTreeMap<u32, UnixDatagram>,
     /// What an earlier daemon has left is removed.
     swept: bool,
+    /// Looks whether there is something.
+    looks: u32,
 }
 
 impl OtherTraffic {
@@ -122,6 +124,7 @@ impl OtherTraffic {
             links: BTreeMap::new(),
             claims: BTreeMap::new(),
             swept: false,
+            looks: 0,
         }
     }
 
@@ -173,9 +176,11 @@ impl OtherTraffic {
         for status in unwanted {
             self.release(&status.datapath);
         }
-        if !self.swept {
+        // Again where somebody else had it: that may have been a daemon that was about to end.
+        if !self.swept && self.looks.is_multiple_of(RARELY) {
             self.swept = self.sweep();
         }
+        self.looks = self.looks.wrapping_add(1);
     }
 
     /// Removes what an earlier daemon has left at any interface, and no schedule wants; false: ask again.
@@ -187,6 +192,7 @@ impl OtherTraffic {
                 return false;
             }
         };
+        let mut all = true;
         for at in found {
             let mut links = self.links.iter();
             let is_of =
@@ -196,13 +202,16 @@ impl OtherTraffic {
             }
             match claim(at.ifindex) {
                 Ok(_) => give_back(None, &at),
-                Err(_) => tracing::warn!(
-                    interface = at.name,
-                    "taprio of another Takt daemon is there: it is let be"
-                ),
+                Err(error) => {
+                    all = false;
+                    tracing::warn!(
+                        interface = at.name,
+                        "taprio of another Takt daemon that runs is there, as it seems, and is let be: {error}"
+                    );
+                }
             }
         }
-        true
+        all
     }
 
     /// What holds at the link of a datapath.

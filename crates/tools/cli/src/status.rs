@@ -149,9 +149,19 @@ async fn ask_listeners(client: &mut Client) -> Result<Vec<ListenerStatus>, Failu
 impl Everything {
     async fn ask(client: &mut Client) -> Result<Self, Failure> {
         let node = client.get_status(GetStatusRequest {}).await?;
+        let mut node = node.into_inner().node;
+        // A daemon of before does not count them.
+        if let Some(node) = &mut node {
+            if node.sessions == 0 {
+                node.sessions = ask_sessions(client).await?.len() as u32;
+            }
+            if node.channels == 0 {
+                node.channels = ask_channels(client).await?.len() as u32;
+            }
+        }
         let schedules = client.list_schedules(ListSchedulesRequest {}).await?;
         Ok(Self {
-            node: node.into_inner().node,
+            node,
             datapaths: ask_datapaths(client).await?,
             schedules: schedules.into_inner().links,
             listeners: ask_listeners(client).await?,

@@ -46,7 +46,6 @@ pub fn others(counted: &LaneReading) -> u64 {
         counted.rx_duplicate,
         counted.rx_stale_fragments,
         counted.rx_early,
-        counted.rx_no_room,
         counted.rx_no_part,
         counted.rx_no_place,
     ];
