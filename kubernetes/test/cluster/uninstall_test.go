@@ -100,15 +100,25 @@ func leftInTaktd(t *testing.T, node string) (left []string) {
 	return left
 }
 
-// nothingInTheCluster checks that no object of Takt is left.
+// nothingInTheCluster waits until no object of Takt is left: pods whose owner has gone end by and by.
 func nothingInTheCluster(t *testing.T) {
 	t.Helper()
 	kinds := "crd,clusterrole,clusterrolebinding,deviceclass,validatingadmissionpolicy,validatingadmissionpolicybinding,priorityclass,resourceslice,resourceclaim,lease,configmap,serviceaccount,role,rolebinding,daemonset,deployment,pod,secret,service"
-	for line := range strings.Lines(kubectl(t, "get", kinds, "-A", "-o", "custom-columns=KIND:.kind,NAMESPACE:.metadata.namespace,NAME:.metadata.name", "--no-headers")) {
-		if strings.Contains(line, "takt") {
-			t.Errorf("the cluster still has %s", line)
+	var left []string
+	defer func() {
+		for _, line := range left {
+			t.Log("the cluster still has " + line)
 		}
-	}
+	}()
+	until(t, "no object of Takt is left", func() bool {
+		left = nil
+		for line := range strings.Lines(kubectl(t, "get", kinds, "-A", "-o", "custom-columns=KIND:.kind,NAMESPACE:.metadata.namespace,NAME:.metadata.name", "--no-headers")) {
+			if strings.Contains(line, "takt") {
+				left = append(left, line)
+			}
+		}
+		return len(left) == 0
+	})
 }
 
 // The steps of the manual, in a cluster where pods have used all of it: ordinary pods reach each other all the while.
