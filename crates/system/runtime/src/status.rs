@@ -18,6 +18,10 @@ use crate::counters::{
     StreamReading,
 };
 use crate::delays::DelayReading;
+pub use crate::peering::PeerStatus;
+use crate::peering::PeeringCounters;
+use crate::peering::keys::{Protection, PublicKey};
+use crate::policy::Policy;
 
 /// A part of a list that may be long.
 #[derive(Clone, Debug)]
@@ -36,10 +40,6 @@ impl<T> Default for Page<T> {
         }
     }
 }
-pub use crate::peering::PeerStatus;
-use crate::peering::PeeringCounters;
-use crate::peering::keys::{Protection, PublicKey};
-use crate::policy::Policy;
 
 /// The runtime as a whole.
 #[derive(Clone, Debug)]
