@@ -20,6 +20,25 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .Values.hostPaths.gate }}/takt-runtime
 {{- end }}
 
+{{- define "takt-node.taktdImage" -}}
+{{ .Values.taktd.image.repository }}:{{ .Values.taktd.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* The init container that brings it: of root, with options of takt-install before its arguments. */}}
+{{- define "takt-node.installer" -}}
+- name: takt-install
+  image: {{ include "takt-node.taktdImage" .root | quote }}
+  imagePullPolicy: {{ .root.Values.taktd.image.pullPolicy }}
+  command: [/takt-install, {{ .options }}/node, {{ include "takt-node.brought" .root }}]
+  securityContext:
+    runAsUser: 0
+    allowPrivilegeEscalation: false
+    readOnlyRootFilesystem: true
+    capabilities: {drop: [ALL]}
+  volumeMounts:
+    - {name: gate, mountPath: {{ .root.Values.hostPaths.gate }}}
+{{- end }}
+
 {{/* Cluster-wide names carry the release's namespace and name, so that two releases do not meet. */}}
 {{- define "takt-node.clusterName" -}}
 {{ .Release.Namespace }}-{{ .Release.Name }}
